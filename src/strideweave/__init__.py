@@ -1,0 +1,1 @@
+"""Tensors larger than memory, served tile by tile from inside an asynchronous program."""
