@@ -1,0 +1,328 @@
+"""The carrier: one-dimensional storage with a lifecycle, a version, an owner and operations.
+
+Writing a carrier of your own: subclass ``Carrier`` and give ``_load_slot``, ``_store_slot``,
+``_free_storage``, ``new_like`` and ``allocate_like``. The other hooks have defaults that fit storage which is
+not memory and does not compute.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import numpy as np
+
+from strideweave.carriers.array_views import gathered
+from strideweave.carriers.lifecycle import CarrierLifecycle
+from strideweave.dtype import DType
+from strideweave.operations.checks import as_integer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Self
+
+    from numpy.typing import NDArray
+
+    from strideweave.io.files import OpenFile
+    from strideweave.layout import Layout
+    from strideweave.operations.definition import Operation, OperationCapability
+    from strideweave.operations.operand import Operand
+
+__all__ = ["Carrier", "CarrierStatistics"]
+
+F = TypeVar("F")
+
+
+@dataclass(frozen=True, slots=True)
+class CarrierStatistics:
+    """What a carrier is and has under way.
+
+    Attributes:
+        slots: number of slots; 0 after release.
+        nbytes: bytes that the slots stand for.
+        version: how often a public write changed the values.
+        is_owned: whether a composite or a request owns the carrier.
+        is_released: whether the storage is gone.
+        pending: unfinished requests in the carrier's task scope.
+    """
+
+    slots: int
+    nbytes: int
+    version: int
+    is_owned: bool
+    is_released: bool
+    pending: int
+
+
+class Carrier(CarrierLifecycle):
+    """Base of all carriers: a one-dimensional homogeneous sequence of slots of one dtype.
+
+    Slot indices are integers in ``[0, size())``: anything but an integer (``bool`` included) is a
+    ``TypeError``, any other integer, negative ones too, an ``IndexError``. Public writes are safe from
+    several threads at once.
+
+    Spec: *Child ownership makes retained aliases externally read-only*; *Release ends the whole hierarchy
+        lifecycle*.
+
+    Args:
+        size: number of slots.
+        dtype: type of every slot.
+        mutable: whether public writes are allowed.
+
+    Raises:
+        TypeError: ``dtype`` is not a DType or ``size`` not an integer.
+        ValueError: ``size`` is negative.
+    """
+
+    #: True when an untouched range of slots costs no storage (a sparse file), False for memory.
+    _sparse: ClassVar[bool] = False
+
+    #: True when reading or writing a slot waits for I/O. The lock is then not held meanwhile; instead
+    #: ``release()`` and a claim are refused until the write is done.
+    _slots_do_io: ClassVar[bool] = False
+
+    def supports_storage_dtype(self, dtype: DType) -> bool:
+        """Whether carriers of this class can hold ``dtype``. Answers after release too.
+
+        Raises:
+            TypeError: ``dtype`` is not a DType.
+        """
+        if not isinstance(dtype, DType):
+            raise TypeError(f"dtype must be a DType, found {type(dtype).__name__}")
+        return True
+
+    def statistics(self) -> CarrierStatistics:
+        """A frozen record of size, version, ownership and unfinished requests."""
+        return CarrierStatistics(**self._statistics_fields())
+
+    def get_value(self, i: int) -> bool | int | float:
+        """Read slot ``i`` as a Python bool, int or float.
+
+        Raises:
+            ReleasedError: the carrier was released.
+            TypeError: ``i`` is not an integer.
+            IndexError: ``i`` is outside ``[0, size())``.
+        """
+        self._require_live()
+        return self._load_slot(self._check_index(i))
+
+    def set_value(self, i: int, value: object) -> None:
+        """Write slot ``i`` and advance the version by one; after an error nothing has changed.
+
+        Raises:
+            ReleasedError: the carrier was released.
+            OwnershipError: a composite or an unfinished request owns the carrier.
+            ImmutableError: the carrier is not publicly mutable.
+            TypeError: ``i`` is not an integer or ``value`` not a real number.
+            IndexError: ``i`` is outside ``[0, size())``.
+            OverflowError: ``value`` does not fit the dtype.
+            ValueError: ``value`` is NaN and the dtype an integer type.
+        """
+        if self._slots_do_io:
+            self._set_through_io(i, value, self._require_mutable)
+        else:
+            self._set_at_once(i, value, self._require_mutable)
+
+    def __getitem__(self, i: int) -> bool | int | float:
+        """Read a slot: ``carrier[i]`` is ``carrier.get_value(i)``."""
+        return self.get_value(i)
+
+    def __setitem__(self, i: int, value: object) -> None:
+        """Write a slot: ``carrier[i] = v`` is ``carrier.set_value(i, v)``."""
+        self.set_value(i, value)
+
+    @abstractmethod
+    def new_like(self, values: Iterable[Any], *, mutable: bool = True, dtype: DType | None = None) -> Self:
+        """Make a fresh carrier of this class that holds ``values``. Works after release too.
+
+        Args:
+            values: a finite iterable of numbers, one a slot.
+            mutable: whether the new carrier is publicly mutable.
+            dtype: its dtype; None keeps this carrier's.
+
+        Raises:
+            TypeError, OverflowError, ValueError: as ``set_value`` for a value that does not fit.
+        """
+
+    @abstractmethod
+    def allocate_like(
+        self, size: int, *, mutable: bool = True, dtype: DType | None = None, empty: bool = False
+    ) -> Self:
+        """Make a fresh carrier of this class with ``size`` slots. Works after release too.
+
+        Args:
+            size: number of slots.
+            mutable: whether the new carrier is publicly mutable.
+            dtype: its dtype; None keeps this carrier's.
+            empty: True leaves the values unspecified, False makes them zero.
+
+        Raises:
+            TypeError: ``size`` is not an integer, or ``dtype`` no DType that this class stores.
+            ValueError: ``size`` is negative.
+        """
+
+    # Operations
+
+    def dispatch_op(self, name: str) -> Operation:
+        """Give a fresh ``Operation`` that runs the operation ``name`` on tensors of this carrier class.
+
+        Raises:
+            ReleasedError: the carrier was released.
+            NotImplementedError: this carrier class does not run that operation.
+        """
+        self._require_live()
+        raise NotImplementedError(
+            f"{type(self).__name__} does not run the operation {name!r}; "
+            "move the tensor to a carrier that computes, such as CPU"
+        )
+
+    def operation_capabilities(self, name: str | None = None) -> tuple[OperationCapability, ...]:
+        """List what this carrier class runs, all of it or the entries of one operation.
+
+        Answers after release too.
+        """
+        return ()
+
+    def facet(self, facet_type: type[F]) -> F | None:
+        """Give the facet of that type which this carrier carries, or None.
+
+        Raises:
+            TypeError: ``facet_type`` is not a class.
+        """
+        if not isinstance(facet_type, type):
+            raise TypeError(f"facet_type must be a class, found {type(facet_type).__name__}")
+        return None
+
+    def require_facet(self, facet_type: type[F]) -> F:
+        """Give the facet of that type.
+
+        Raises:
+            TypeError: ``facet_type`` is not a class.
+            NotImplementedError: this carrier has none.
+        """
+        found = self.facet(facet_type)
+        if found is None:
+            raise NotImplementedError(f"{type(self).__name__} carries no {facet_type.__name__}")
+        return found
+
+    def scatter(
+        self, to_scatter: Operand, scatter_onto: Operand, mapping: Layout, mapping_offset: int = 0
+    ) -> None:
+        """Write a tensor's values to the slots that a Layout names; carriers that can do it override this.
+
+        Raises:
+            NotImplementedError: this carrier class cannot.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not scatter; use a carrier in memory")
+
+    def _set_as(self, owner: object, i: int, value: object) -> None:
+        """Write a slot and advance the version as the owner (None: of an unowned carrier), mutable or not."""
+
+        def check() -> None:
+            self._require_live()
+            self._require_owner(owner)
+
+        (self._set_through_io if self._slots_do_io else self._set_at_once)(i, value, check)
+
+    # Storage (internal)
+
+    @abstractmethod
+    def _load_slot(self, i: int) -> bool | int | float:
+        """Read a slot whose index was checked."""
+
+    @abstractmethod
+    def _store_slot(self, i: int, value: NDArray[Any]) -> None:
+        """Write a slot whose index was checked; ``value`` comes from ``_convert``."""
+
+    def _convert(self, value: object) -> NDArray[Any]:
+        """Convert a number to an array of shape ``()`` and exactly this dtype, checked as NumPy checks."""
+        return self._dtype.convert(value)
+
+    def _can_allocate(self) -> bool:
+        """Whether ``_allocate_in_place`` would work: live, empty, of a kind that takes storage later."""
+        return False
+
+    def _allocate_in_place(self, size: int) -> None:
+        """Give a live carrier of size 0 storage for ``size`` slots, once; zero or unspecified values."""
+        raise ValueError(
+            f"{type(self).__name__} of {self._size} slots cannot be given storage for {size} slots"
+        )
+
+    def _discard(self, start: int, slots: int) -> None:
+        """Give back the storage of these slots where this carrier allocated it; undefined values follow."""
+
+    def _bytes(self) -> NDArray[np.uint8]:
+        """All slots as writable bytes, for carriers in memory; raises ReleasedError after release."""
+        raise NotImplementedError(f"{type(self).__name__} does not live in memory")
+
+    def _file(self) -> tuple[OpenFile, int]:
+        """The open file and the byte offset of slot 0, for carriers in a file."""
+        raise NotImplementedError(f"{type(self).__name__} does not live in a file")
+
+    def _array(self, layout: Layout, offset: int, writable: bool) -> NDArray[Any] | None:
+        """View the slots of a layout, shaped ``layout.extents``; None where no view without a copy exists."""
+        self._require_live()
+        return None
+
+    def _read_slots(self, start: int, slots: int) -> NDArray[Any]:
+        """Copy a run of slots to a fresh 1-D array of the dtype.
+
+        May wait for I/O; not for the runtime's thread.
+        """
+        self._require_live()
+        values = np.empty(slots, self._dtype.numpy)
+        for position in range(slots):
+            values[position] = self._load_slot(start + position)
+        return values
+
+    def _gather_array(self, tensor: Operand) -> NDArray[Any]:
+        """Copy a tensor's values to a fresh array of its shape; by default one read of the slots it spans."""
+        self._require_live()
+        layout = tensor.layout
+        if layout.size == 0:
+            return np.empty(tensor.shape, self._dtype.numpy)
+        low = tensor.offset + layout.min_index
+        slots = self._read_slots(low, layout.max_index - layout.min_index + 1)
+        return gathered(slots, layout, tensor.offset - low)
+
+    def _statistics_fields(self) -> dict[str, Any]:
+        """The fields of ``CarrierStatistics``, for subclasses whose record has more."""
+        with self._lock:
+            return {
+                "slots": self._size,
+                "nbytes": self._size * self._dtype.itemsize,
+                "version": self._version,
+                "is_owned": self._owner is not None,
+                "is_released": self._released,
+                "pending": (self._task_scope.pending if self._task_scope else 0) + self._writes_in_flight,
+            }
+
+    def _set_at_once(self, i: int, value: object, check: Callable[[], None]) -> None:
+        with self._lock:
+            check()
+            self._store_slot(self._check_index(i), self._convert(value))
+            self._version += 1
+
+    def _set_through_io(self, i: int, value: object, check: Callable[[], None]) -> None:
+        with self._lock:
+            check()
+            index, converted = self._check_index(i), self._convert(value)
+            self._writes_in_flight += 1
+        try:
+            self._store_slot(index, converted)
+            with self._lock:
+                self._version += 1
+        finally:
+            with self._lock:
+                self._writes_in_flight -= 1
+
+    def _check_index(self, i: int) -> int:
+        index = as_integer(i, "a slot index")
+        if not 0 <= index < self._size:
+            raise IndexError(f"slot {index} is outside [0, {self._size})")
+        return index
+
+    def __repr__(self) -> str:
+        state = "released" if self._released else f"{self._size} slots"
+        return f"<{type(self).__name__} {self._dtype.name}, {state}, version {self._version}>"

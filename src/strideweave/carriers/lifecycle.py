@@ -1,0 +1,190 @@
+"""The life of a carrier: mutability, version, owner, release. Nothing here knows what a slot holds.
+
+A carrier is in one of three conditions: live and unowned (anyone may write if it is mutable), live and owned
+(a composite or an unfinished request has it; others may only read), or released.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+
+from strideweave.dtype import DType
+from strideweave.errors import ImmutableError, OwnershipError, PendingWorkError, ReleasedError
+from strideweave.operations.checks import as_integer
+from strideweave.operations.operand import Storage
+from strideweave.runtime.task_scope import TaskScope
+
+__all__ = ["CarrierLifecycle", "check_slot_count"]
+
+
+class CarrierLifecycle(Storage):
+    """The half of ``Carrier`` that says who may change it, and ends it.
+
+    Spec: *Child ownership makes retained aliases externally read-only*; *Release ends the whole hierarchy
+    lifecycle*.
+    """
+
+    def __init__(self, size: int, *, dtype: DType = DType.Float32, mutable: bool = True) -> None:
+        if not isinstance(dtype, DType):
+            raise TypeError(
+                f"dtype must be a DType, found {type(dtype).__name__}; DType.from_numpy(dtype) makes one"
+            )
+        self._size = check_slot_count(size)
+        self._dtype = dtype
+        self._mutable = bool(mutable)
+        self._version = 0
+        self._owner: object | None = None
+        self._released = False
+        self._writes_in_flight = 0
+        # Re-entrant, because a finalizer that relinquishes may run in a thread that holds this very lock.
+        self._lock = threading.RLock()
+        self._task_scope: TaskScope | None = None
+
+    def size(self) -> int:
+        """Number of slots; 0 after release."""
+        return self._size
+
+    def dtype(self) -> DType:
+        """Type of every slot. Answers after release too."""
+        return self._dtype
+
+    @property
+    def version(self) -> int:
+        """How many public writes succeeded so far."""
+        return self._version
+
+    def is_mutable(self) -> bool:
+        """Whether a public write would be allowed now: made mutable, live and unowned."""
+        return self._mutable and self._owner is None and not self._released
+
+    def is_owned(self) -> bool:
+        """Whether a composite or an unfinished request owns this carrier."""
+        return self._owner is not None
+
+    def is_released(self) -> bool:
+        """Whether ``release()`` ended this carrier."""
+        return self._released
+
+    def increment_version(self) -> None:
+        """Advance the version by one, as a caller does who wrote through ``Tensor.numpy(writable=True)``.
+
+        Raises:
+            ReleasedError: the carrier was released.
+            OwnershipError: a composite or an unfinished request owns the carrier.
+            ImmutableError: the carrier is not publicly mutable.
+        """
+        with self._lock:
+            self._require_mutable()
+            self._version += 1
+
+    def release(self) -> None:
+        """Give the storage back. A second call does nothing.
+
+        Afterwards ``size()`` is 0 and every access raises; ``dtype()``, ``supports_storage_dtype`` and the
+        factories keep working.
+
+        Raises:
+            OwnershipError: a composite or an unfinished request owns the carrier.
+            PendingWorkError: requests of this carrier are unfinished; nothing was released.
+        """
+        self._end(None)
+
+    # Ownership (internal). The owner is an identity token, nothing thread-local. It must not be the
+    # composite itself where that has a finalizer: a retained alias of the carrier would keep it alive.
+
+    def _claim(self, owner: object) -> None:
+        """Take exclusive ownership.
+
+        ReleasedError, OwnershipError or PendingWorkError leave everything as it was.
+        """
+        with self._lock:
+            self._require_live()
+            self._require_unowned()
+            self._require_no_writes()
+            self._owner = owner
+
+    def _relinquish(self, owner: object) -> None:
+        """Give ownership back, or do nothing on a released carrier; OwnershipError when another has it."""
+        with self._lock:
+            if self._released:
+                return
+            self._require_owner(owner)
+            self._owner = None
+
+    def _release_as(self, owner: object) -> None:
+        """Release as the owner and end the ownership; a released carrier is left as it is."""
+        self._end(owner)
+
+    def _advance_version(self, owner: object) -> None:
+        """Advance the version as the owner (None: of an unowned carrier), mutable or not."""
+        with self._lock:
+            self._require_live()
+            self._require_owner(owner)
+            self._version += 1
+
+    @abstractmethod
+    def _free_storage(self) -> None:
+        """Give the storage back; called once, when the carrier counts as released already."""
+
+    @property
+    def _scope(self) -> TaskScope:
+        """The task group of this carrier in the runtime's loop, made on first use."""
+        with self._lock:
+            if self._task_scope is None:
+                self._require_live()
+                self._task_scope = TaskScope(type(self).__name__)
+            return self._task_scope
+
+    def _end(self, owner: object) -> None:
+        with self._lock:
+            if self._released:
+                return
+            self._require_owner(owner)
+            self._require_no_writes()
+            if self._task_scope is not None:
+                self._task_scope.close()
+            self._released, self._owner, self._size = True, None, 0
+        self._free_storage()
+
+    def _require_live(self) -> None:
+        if self._released:
+            raise ReleasedError(f"this {type(self).__name__} was released; its values are gone")
+
+    def _require_unowned(self) -> None:
+        self._require_owner(None)
+
+    def _require_owner(self, owner: object) -> None:
+        if self._owner is owner:
+            return
+        name = type(self).__name__
+        if self._owner is None:
+            raise OwnershipError(f"this {name} is not owned, so nobody may act as its owner")
+        raise OwnershipError(
+            f"this {name} is owned by a composite or an unfinished request; only its owner may change it"
+        )
+
+    def _require_mutable(self) -> None:
+        self._require_live()
+        self._require_unowned()
+        if not self._mutable:
+            raise ImmutableError(f"this {type(self).__name__} was made with mutable=False")
+
+    def _require_no_writes(self) -> None:
+        if self._writes_in_flight:
+            count = self._writes_in_flight
+            raise PendingWorkError(f"{count} writes of slots are unfinished; wait for them", pending=count)
+
+    def __del__(self) -> None:
+        # A carrier whose constructor raised has no attributes.
+        scope = self.__dict__.get("_task_scope")
+        if scope is not None:
+            scope.abandon()
+
+
+def check_slot_count(size: object) -> int:
+    """Check a number of slots: an integer, not a bool, not negative."""
+    count = as_integer(size, "size")
+    if count < 0:
+        raise ValueError(f"size must not be negative, found {count}")
+    return count
