@@ -1,0 +1,1 @@
+"""Bytes at file offsets, and the memory they land in; knows neither tensors nor tiles."""

@@ -1,0 +1,277 @@
+"""Files held open for positioned reads and writes."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+__all__ = ["FileStatistics", "OpenFile"]
+
+# <linux/falloc.h>: free the range and leave the size of the file as it is.
+_KEEP_SIZE = 0x01
+_PUNCH_HOLE = 0x02
+_CANNOT_PUNCH = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV})
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a character device"),
+    (stat.S_ISBLK, "a block device"),
+)
+
+
+def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.CDLL(None, use_errno=True)
+    # The 64-bit name where it exists: plain fallocate takes a 32-bit offset on some 32-bit systems.
+    function = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
+    if function is None:
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    function.restype = ctypes.c_int
+    return function  # type: ignore[no-any-return]
+
+
+_FALLOCATE = _find_fallocate()
+
+
+class _Descriptor:
+    """One file descriptor, closed when the last user lets go of it.
+
+    A system call under way holds a reference, so closing the file meanwhile cannot hand its number to a file
+    opened by somebody else.
+    """
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:
+        with suppress(OSError):  # what a late close could report belongs to nobody any more
+            _close(self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class FileStatistics:
+    """What was done with an :class:`OpenFile`.
+
+    Attributes:
+        bytes_read: bytes that system calls have read.
+        bytes_written: bytes that system calls have written.
+        reads: read system calls.
+        writes: write system calls.
+        bytes_punched: bytes whose space was given back to the file system.
+        punches_refused: ranges that the file system could not give back.
+    """
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+    reads: int = 0
+    writes: int = 0
+    bytes_punched: int = 0
+    punches_refused: int = 0
+
+
+class OpenFile:
+    """An open file that is read and written at offsets; it has no position, so any thread may use it.
+
+    Made by :meth:`open` (a file that exists and stays) or :meth:`create` (a new one). Closing is idempotent
+    and also happens when the object dies. A forked child shares the file; :meth:`remove` in it leaves the file
+    in place.
+
+    Attributes:
+        path: where the file was opened.
+        writable: whether it was opened for writing.
+    """
+
+    def __init__(self, path: str, number: int, *, writable: bool) -> None:
+        self.path = path
+        self.writable = writable
+        self._descriptor: _Descriptor | None = _Descriptor(number)
+        self._opener = os.getpid()
+        self._counts: dict[int, list[int]] = {}
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, writable: bool = False, any_kind: bool = False) -> Self:
+        """Open an existing file.
+
+        Args:
+            path: where it is.
+            writable: open for reading and writing instead of reading only.
+            any_kind: also accept what is not a regular file, such as a device.
+
+        Raises:
+            TypeError: ``path`` is neither ``str`` nor ``os.PathLike[str]``.
+            FileNotFoundError: nothing is there.
+            ValueError: something else than a regular file is there.
+            OSError: the system refused, with the path.
+        """
+        name = os.fspath(path)
+        if not isinstance(name, str):
+            raise TypeError(f"a file's path must be str or os.PathLike[str], not {type(name).__name__}")
+        if not any_kind:
+            _require_regular(name, os.stat(name).st_mode)  # noqa: PTH116  one call, and the name stays as given
+        # Non-blocking: should a FIFO have taken the place meanwhile, opening it must not wait for its writer.
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK
+        file = cls(name, os.open(name, flags), writable=writable)
+        if not any_kind:
+            _require_regular(name, os.fstat(file.fd).st_mode)
+        return file
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], *, size: int = 0) -> Self:
+        """Create a file of ``size`` zero bytes that occupy no space yet, open for reading and writing.
+
+        Raises:
+            FileExistsError: something is there already.
+            OSError: the system refused, with the path.
+        """
+        name = os.fspath(path)
+        file = cls(
+            name, os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), writable=True
+        )
+        if size:
+            try:
+                file.truncate(size)
+            except OSError:
+                file.remove()
+                raise
+        return file
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed() else "writable" if self.writable else "read-only"
+        return f"<{type(self).__name__} {self.path!r}, {state}>"
+
+    def descriptor(self) -> _Descriptor:
+        """Return the holder of the descriptor; keep it for as long as a system call uses its number.
+
+        Raises:
+            ValueError: the file is closed.
+        """
+        held = self._descriptor
+        if held is None:
+            raise ValueError(f"{self.path!r} is closed: no more bytes can be read or written through it")
+        return held
+
+    @property
+    def fd(self) -> int:
+        """The file descriptor's number.
+
+        Raises:
+            ValueError: the file is closed.
+        """
+        return self.descriptor().number
+
+    def is_closed(self) -> bool:
+        """Return whether the file was closed through this object."""
+        return self._descriptor is None
+
+    def size(self) -> int:
+        """Return the file's present size in bytes."""
+        return os.fstat(self.fd).st_size
+
+    def occupied(self) -> int:
+        """Return how many bytes of storage the file occupies; holes occupy none."""
+        return os.fstat(self.fd).st_blocks * 512
+
+    def truncate(self, size: int) -> None:
+        """Make the file ``size`` bytes long; what is added reads as zero and occupies no space.
+
+        Raises:
+            OSError: the system refused, with the path.
+        """
+        held = self.descriptor()
+        try:
+            os.ftruncate(held.number, size)
+        except OSError as error:
+            message = f"{error.strerror}; the file was to be {size} bytes long"
+            raise OSError(error.errno, message, self.path) from error
+
+    def punch(self, offset: int, length: int) -> bool:
+        """Give the space of ``[offset, offset + length)`` back to the file system; it reads zero then.
+
+        Where the file system or the platform cannot do that, nothing happens and ``punches_refused`` counts it.
+
+        Args:
+            offset: first byte.
+            length: bytes; partly covered blocks are zeroed and keep their space.
+
+        Returns:
+            Whether the space was given back.
+
+        Raises:
+            ValueError: a negative offset or length, or the file is closed.
+            OSError: the system failed otherwise, with the path.
+        """
+        if offset < 0 or length < 0:
+            raise ValueError(f"cannot free {length} bytes at offset {offset} of {self.path!r}")
+        held = self.descriptor()
+        if length == 0:
+            return True
+        code = _punch(held.number, offset, length)
+        if code == 0:
+            self.count(bytes_punched=length)
+            return True
+        if code in _CANNOT_PUNCH:
+            self.count(punches_refused=1)
+            return False
+        message = f"{os.strerror(code)}; {length} bytes at offset {offset} were to be freed"
+        raise OSError(code, message, self.path)
+
+    def close(self) -> None:
+        """Close the file, at the latest when the system calls under way have ended; idempotent."""
+        self._descriptor = None
+
+    def remove(self) -> None:
+        """Close the file and delete it, unless another process (this one's parent) opened it; idempotent."""
+        mine = self._descriptor is not None and self._opener == os.getpid()
+        self.close()
+        if mine:
+            with suppress(FileNotFoundError):
+                os.unlink(self.path)  # noqa: PTH108  also called by finalizers, late: as few imports as possible
+
+    def count(self, **amounts: int) -> None:
+        """Add to the counters named as the fields of :class:`FileStatistics`, from any thread."""
+        # One row per thread: nothing is lost between threads, and no lock could be inherited held by a fork.
+        row = self._counts.setdefault(threading.get_ident(), [0] * len(_FIELDS))
+        for name, amount in amounts.items():
+            row[_FIELDS[name]] += amount
+
+    def statistics(self) -> FileStatistics:
+        """Return what was done with the file so far."""
+        rows = list(self._counts.values())
+        return FileStatistics(*(sum(column) for column in zip(*rows, strict=True)))
+
+
+_FIELDS = {name: place for place, name in enumerate(FileStatistics.__dataclass_fields__)}
+
+
+def _punch(number: int, offset: int, length: int) -> int:
+    """Free a range of the file; returns 0 or the error number."""
+    if _FALLOCATE is None:
+        return errno.ENOSYS
+    while _FALLOCATE(number, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:
+        code = ctypes.get_errno()
+        if code != errno.EINTR:
+            return code
+    return 0
+
+
+def _require_regular(path: str, mode: int) -> None:
+    if stat.S_ISREG(mode):
+        return
+    kind = next((name for test, name in _KINDS if test(mode)), "something of an unknown kind")
+    raise ValueError(f"{path!r} is {kind}; a regular file was asked for")
