@@ -4,7 +4,20 @@ A `Layout` maps a coordinate of its `Shape` to a flat slot index. Nothing here k
 loops.
 """
 
+from strideweave.layout.algebra import broadcast_to, coalesce, complement, compose, divide, permute
 from strideweave.layout.layout import Layout, column_major, row_major
 from strideweave.layout.shape import Shape, Stride
 
-__all__ = ["Layout", "Shape", "Stride", "column_major", "row_major"]
+__all__ = [
+    "Layout",
+    "Shape",
+    "Stride",
+    "broadcast_to",
+    "coalesce",
+    "column_major",
+    "complement",
+    "compose",
+    "divide",
+    "permute",
+    "row_major",
+]

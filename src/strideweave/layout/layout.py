@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import NoReturn
 
+from strideweave.layout import algebra
 from strideweave.layout.digits import Digit, merge_digits
 from strideweave.layout.injectivity import is_injective
 from strideweave.layout.int_tuple import IntTuple, congruent, flatten, product, running_products
@@ -159,6 +160,30 @@ class Layout:
             value += entry * stride
         return value
 
+    def compose(self, tiler: algebra.Tiler) -> Layout:
+        """Return the Layout that applies ``tiler`` first; see `strideweave.layout.algebra.compose`."""
+        return algebra.compose(self, tiler)
+
+    def coalesce(self) -> Layout:
+        """Return the shortest equal flat Layout; see `strideweave.layout.algebra.coalesce`."""
+        return algebra.coalesce(self)
+
+    def complement(self, size: int | None = None) -> Layout:
+        """Return the Layout that fills the rest of ``size``; see `strideweave.layout.algebra.complement`."""
+        return algebra.complement(self, size)
+
+    def divide(self, tiler: algebra.Tiler) -> Layout:
+        """Return ``(tile, rest)``; see `strideweave.layout.algebra.divide`."""
+        return algebra.divide(self, tiler)
+
+    def permute(self, *axes: object) -> Layout:
+        """Return the modes in another order; see `strideweave.layout.algebra.permute`."""
+        return algebra.permute(self, *axes)
+
+    def broadcast_to(self, *shape: object) -> Layout:
+        """Return the Layout repeated to ``shape``; see `strideweave.layout.algebra.broadcast_to`."""
+        return algebra.broadcast_to(self, *shape)
+
 
 def column_major(*shape: object) -> Layout:
     """Return the dense Layout of ``shape`` whose first mode varies fastest (CuTe's ``LayoutLeft``).
@@ -171,7 +196,7 @@ def column_major(*shape: object) -> Layout:
 
 
 def row_major(*shape: object) -> Layout:
-    """Return the dense Layout of ``shape`` whose last extent varies fastest: C order (CuTe's ``LayoutRight``).
+    """Return the dense Layout of ``shape`` whose last extent varies fastest: C order, CuTe's ``LayoutRight``.
 
     Inside a nested mode the last leaf varies fastest too, as in CuTe: strides ignore the nesting.
 
