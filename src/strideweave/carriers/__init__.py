@@ -1,5 +1,7 @@
 """Carriers: one-dimensional storage of one dtype, in memory, in files, or composed of other carriers."""
 
 from strideweave.carriers.base import Carrier
+from strideweave.carriers.cpu import CPU
+from strideweave.carriers.generic import Generic
 
-__all__ = ["Carrier"]
+__all__ = ["CPU", "Carrier", "Generic"]

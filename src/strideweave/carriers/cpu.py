@@ -1,0 +1,179 @@
+"""Memory of this process: aligned and allocated here, or owned by the caller."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from dataclasses import dataclass
+from typing import Any, NoReturn, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strideweave.carriers.base import CarrierStatistics
+from strideweave.carriers.lifecycle import check_slot_count
+from strideweave.carriers.memory import MemoryCarrier
+from strideweave.dtype import DType
+from strideweave.io.buffers import aligned_array
+from strideweave.operations.checks import as_integer
+
+__all__ = ["CPU", "CPUStatistics"]
+
+
+@dataclass(frozen=True, slots=True)
+class CPUStatistics(CarrierStatistics):
+    """What a CPU carrier is and has under way.
+
+    Attributes:
+        owns_memory: whether the memory was allocated by the library, so that it can give pages back.
+        discarded_bytes: bytes of whole pages given back to the system so far, before release.
+    """
+
+    owns_memory: bool
+    discarded_bytes: int
+
+
+@final
+class CPU(MemoryCarrier):
+    """Storage in the memory of this process, which NumPy computes on.
+
+    ``CPU(size)`` allocates zeroed memory, aligned to 64 bytes (to a page from 64 KiB on). ``CPU(0)`` can be
+    given storage once, as a destination. ``CPU(size, pointer)`` stands on memory that the caller owns and
+    keeps alive until the carrier is released; its values stay as they are, and release does not free it.
+
+    Args:
+        size: number of slots.
+        pointer: address of the caller's memory, a multiple of the item size; None allocates.
+        mutable: whether public writes are allowed.
+        dtype: type of every slot.
+        empty: True leaves the values of fresh memory unspecified, False makes them zero.
+
+    Raises:
+        TypeError: ``size`` or ``pointer`` is not an integer, or ``dtype`` no DType.
+        ValueError: ``size`` is negative, or ``pointer`` is null, negative or misaligned.
+        MemoryError: the system has no such memory.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        pointer: int | None = None,
+        *,
+        mutable: bool = True,
+        dtype: DType = DType.Float32,
+        empty: bool = False,
+    ) -> None:
+        del empty  # fresh memory is zero in any case: the system hands out zeroed pages
+        self.supports_storage_dtype(dtype)
+        count = check_slot_count(size)
+        self._owns_memory = pointer is None
+        self._discarded_bytes = 0
+        slots = self._make_slots(count, dtype) if pointer is None else _slots_at(pointer, count, dtype)
+        super().__init__(slots, dtype=dtype, mutable=mutable)
+
+    def __init_subclass__(cls) -> NoReturn:
+        raise TypeError("CPU is final; subclass Carrier to write a carrier")
+
+    @classmethod
+    def from_numpy(cls, array: NDArray[Any], *, mutable: bool | None = None) -> Self:
+        """Share the memory of an array: writes on either side are seen on the other.
+
+        The carrier keeps the array alive; its slots are the elements in C order.
+
+        Args:
+            array: a C-contiguous array of a dtype that a DType stands for, of any shape.
+            mutable: whether public writes are allowed; None means "if the array is writeable".
+
+        Raises:
+            TypeError: ``array`` is not a NumPy array or no DType stands for its dtype.
+            ValueError: the array is not C-contiguous, has a foreign byte order, or is read-only and
+                ``mutable=True`` was asked.
+        """
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"array must be a NumPy array, found {type(array).__name__}; see asarray")
+        dtype = DType.from_numpy(array.dtype)
+        if not array.flags.c_contiguous:
+            raise ValueError(
+                f"an array of shape {array.shape} and strides {array.strides} is not C-contiguous and cannot "
+                "be shared; pass numpy.ascontiguousarray(array), which copies"
+            )
+        if mutable and not array.flags.writeable:
+            raise ValueError("the array is read-only, so mutable=True cannot be had; pass a copy")
+        writable = array.flags.writeable if mutable is None else mutable
+        carrier = cls._around(array.view(np.ndarray).reshape(-1), dtype=dtype, mutable=writable)
+        carrier._owns_memory = False
+        return carrier
+
+    def numpy(self, *, writable: bool = False) -> NDArray[Any]:
+        """View all slots as a 1-D array, read-only unless ``writable`` is asked of a mutable carrier.
+
+        Writes through a writable view do not advance the version; ``increment_version()`` does.
+
+        Raises:
+            ReleasedError: the carrier was released.
+            OwnershipError, ImmutableError: ``writable`` was asked and public writes are refused.
+        """
+        self._require_live()
+        if writable:
+            self._require_mutable()
+        view = self._slots[:]
+        view.flags.writeable = writable
+        return view
+
+    def statistics(self) -> CPUStatistics:
+        """A frozen record of size, version, ownership and memory given back."""
+        return CPUStatistics(
+            **self._statistics_fields(),
+            owns_memory=self._owns_memory,
+            discarded_bytes=self._discarded_bytes,
+        )
+
+    @classmethod
+    def _around(cls, slots: NDArray[Any], *, dtype: DType, mutable: bool) -> Self:
+        carrier = super()._around(slots, dtype=dtype, mutable=mutable)
+        carrier._owns_memory = True
+        carrier._discarded_bytes = 0
+        return carrier
+
+    @classmethod
+    def _make_slots(cls, size: int, dtype: DType) -> NDArray[Any]:
+        return aligned_array(size * dtype.itemsize).view(dtype.numpy)
+
+    def _allocate_in_place(self, size: int) -> None:
+        super()._allocate_in_place(size)
+        self._owns_memory = True
+
+    def _discard(self, start: int, slots: int) -> None:
+        self._require_live()
+        if self._owns_memory:
+            width = self._dtype.itemsize
+            self._discarded_bytes += _give_back_pages(self._slots.ctypes.data + start * width, slots * width)
+
+
+def _slots_at(pointer: int, size: int, dtype: DType) -> NDArray[Any]:
+    """View ``size`` slots of memory at an address."""
+    address = as_integer(pointer, "pointer")
+    if address <= 0 or address % dtype.itemsize:
+        raise ValueError(
+            f"pointer must be the address of memory aligned to {dtype.itemsize} bytes for {dtype.name}, "
+            f"found {address:#x}"
+        )
+    memory = (ctypes.c_uint8 * (size * dtype.itemsize)).from_address(address)
+    return np.frombuffer(memoryview(memory), dtype.numpy) if size else np.empty(0, dtype.numpy)
+
+
+def _give_back_pages(address: int, nbytes: int) -> int:
+    """Give the whole pages inside a range of private anonymous memory back to the system.
+
+    Returns how many bytes went. What is read there later is zero or stale; the range stays allocated.
+    """
+    if sys.platform != "linux":
+        return 0  # only Linux drops the pages of MADV_DONTNEED at once
+    first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+    if length <= 0:
+        return 0
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return length if madvise(first, length, mmap.MADV_DONTNEED) == 0 else 0

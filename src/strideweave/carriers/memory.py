@@ -1,0 +1,136 @@
+"""What Generic and CPU share: slots that are one contiguous NumPy array."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strideweave.carriers.array_views import gathered, strided_view
+from strideweave.carriers.base import Carrier
+from strideweave.carriers.lifecycle import check_slot_count
+from strideweave.dtype import DType
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from numpy.typing import NDArray
+
+    from strideweave.layout import Layout
+    from strideweave.operations.operand import Operand
+
+__all__ = ["MemoryCarrier", "slots_from"]
+
+
+class MemoryCarrier(Carrier):
+    """A carrier whose slots are ``self._slots``, a contiguous 1-D array of exactly the dtype.
+
+    Subclasses say where that array's memory comes from: ``_make_slots`` gives fresh zeroed memory.
+    """
+
+    def __init__(self, slots: NDArray[Any], *, dtype: DType, mutable: bool) -> None:
+        super().__init__(len(slots), dtype=dtype, mutable=mutable)
+        self._slots = slots
+
+    @classmethod
+    def _make_slots(cls, size: int, dtype: DType) -> NDArray[Any]:
+        """Fresh zeroed memory of this class for ``size`` slots."""
+        raise NotImplementedError
+
+    @classmethod
+    def _around(cls, slots: NDArray[Any], *, dtype: DType, mutable: bool) -> Self:
+        """A carrier around fresh slots, without the constructor of the subclass."""
+        carrier = cls.__new__(cls)
+        MemoryCarrier.__init__(carrier, slots, dtype=dtype, mutable=mutable)
+        return carrier
+
+    def new_like(self, values: Iterable[Any], *, mutable: bool = True, dtype: DType | None = None) -> Self:
+        """Make a fresh carrier of this class that holds ``values``. Works after release too.
+
+        Raises:
+            TypeError: ``values`` is not an iterable of real numbers, or ``dtype`` no DType.
+            OverflowError: an integer does not fit the dtype.
+            ValueError: NaN was to become an integer.
+        """
+        chosen = self._choose_dtype(dtype)
+        converted = slots_from(values, chosen)
+        slots = self._make_slots(len(converted), chosen)
+        slots[...] = converted
+        return self._around(slots, dtype=chosen, mutable=mutable)
+
+    def allocate_like(
+        self, size: int, *, mutable: bool = True, dtype: DType | None = None, empty: bool = False
+    ) -> Self:
+        """Make a fresh carrier of this class with ``size`` slots, zero here whether ``empty`` or not.
+
+        Raises:
+            TypeError: ``size`` is not an integer, or ``dtype`` no DType.
+            ValueError: ``size`` is negative.
+            MemoryError: the system has no such memory.
+        """
+        chosen = self._choose_dtype(dtype)
+        slots = self._make_slots(check_slot_count(size), chosen)
+        return self._around(slots, dtype=chosen, mutable=mutable)
+
+    def _choose_dtype(self, dtype: DType | None) -> DType:
+        chosen = self._dtype if dtype is None else dtype
+        self.supports_storage_dtype(chosen)
+        return chosen
+
+    def _load_slot(self, i: int) -> bool | int | float:
+        return self._dtype.to_python(self._slots[i])
+
+    def _store_slot(self, i: int, value: NDArray[Any]) -> None:
+        self._slots[i] = value
+
+    def _free_storage(self) -> None:
+        # Views that callers hold keep the memory; this carrier lets go of it.
+        self._slots = self._slots[:0].copy()
+
+    def _can_allocate(self) -> bool:
+        return self._size == 0 and not self._released
+
+    def _allocate_in_place(self, size: int) -> None:
+        with self._lock:
+            self._require_live()
+            if self._size:
+                super()._allocate_in_place(size)
+            slots = self._make_slots(check_slot_count(size), self._dtype)
+            self._slots, self._size = slots, size
+
+    def _bytes(self) -> NDArray[np.uint8]:
+        self._require_live()
+        return self._slots.view(np.uint8)
+
+    def _array(self, layout: Layout, offset: int, writable: bool) -> NDArray[Any] | None:
+        self._require_live()
+        view = strided_view(self._slots, layout, offset)
+        if view is not None:
+            view.flags.writeable = writable
+        return view
+
+    def _read_slots(self, start: int, slots: int) -> NDArray[Any]:
+        self._require_live()
+        return self._slots[start : start + slots].copy()
+
+    def _gather_array(self, tensor: Operand) -> NDArray[Any]:
+        self._require_live()
+        return gathered(self._slots, tensor.layout, tensor.offset)
+
+
+def slots_from(values: Iterable[Any], dtype: DType) -> NDArray[Any]:
+    """Convert numbers to a 1-D array of ``dtype``, each checked as ``DType.convert`` does.
+
+    An array of the same type keeps every bit. The result may be ``values`` itself.
+
+    Raises:
+        TypeError: ``values`` is not iterable, or one of them not a real number.
+        OverflowError, ValueError: a value does not fit.
+    """
+    if isinstance(values, np.ndarray) and values.ndim == 1 and np.can_cast(values.dtype, dtype.numpy, "safe"):
+        return np.asarray(values, dtype.numpy)
+    if not isinstance(values, Iterable):
+        raise TypeError(f"values must be an iterable of numbers, found {type(values).__name__}")
+    converted = [dtype.convert(value) for value in values]
+    return np.array(converted, dtype.numpy) if converted else np.empty(0, dtype.numpy)
