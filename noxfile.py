@@ -1,7 +1,7 @@
 """The chores of the project, each in an environment of its own; ``nox -l`` lists them.
 
-``nox -s tests`` runs the test suite on every supported Python that the machine has. A missing one is skipped and
-named, when its turn comes and again in the summary at the end; none is ever downloaded.
+``nox -s tests`` runs the test suite on every supported Python that the machine has. A missing one is skipped
+and named, when its turn comes and again in the summary at the end; none is ever downloaded.
 """
 
 from __future__ import annotations
