@@ -89,8 +89,8 @@ class OpenFile:
     """An open file that is read and written at offsets; it has no position, so any thread may use it.
 
     Made by :meth:`open` (a file that exists and stays) or :meth:`create` (a new one). Closing is idempotent
-    and also happens when the object dies. A forked child shares the file; :meth:`remove` in it leaves the file
-    in place.
+    and also happens when the object dies. A forked child shares the file; :meth:`remove` in the child leaves
+    it in place.
 
     Attributes:
         path: where the file was opened.
@@ -203,7 +203,8 @@ class OpenFile:
     def punch(self, offset: int, length: int) -> bool:
         """Give the space of ``[offset, offset + length)`` back to the file system; it reads zero then.
 
-        Where the file system or the platform cannot do that, nothing happens and ``punches_refused`` counts it.
+        Where the file system or the platform cannot do that, nothing happens but a count in
+        ``punches_refused``.
 
         Args:
             offset: first byte.

@@ -1,0 +1,197 @@
+"""Blocking reads and writes of many buffers at file offsets: the loops that every engine shares.
+
+A file and memory meet in a :class:`FileSpan`. Spans that follow each other in a file become one system call
+with several buffers; a call that moves less than asked is resumed where it stopped; what cannot be completed
+is an error that names the path, the offset, how much was wanted and how much was moved.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from strideweave.io.files import OpenFile
+
+    # Any: NumPy's type information lacks the buffer protocol below Python 3.12.
+    SystemCall: TypeAlias = Callable[[int, list[Any], int], int]
+
+__all__ = ["MAX_BUFFERS", "MAX_CALL_BYTES", "FileSpan", "ShortFileError", "read_spans", "write_spans"]
+
+MAX_CALL_BYTES = 0x7FFFF000
+"""Bytes that one system call may move; Linux moves no more than this at once."""
+
+MAX_BUFFERS = 1024
+"""Buffers that one system call may be given: IOV_MAX on every system that has the calls."""
+
+
+class FileSpan(NamedTuple):
+    """``buffer.nbytes`` bytes of ``file`` from ``offset`` on, and the memory to read into or write from.
+
+    Attributes:
+        file: the open file.
+        offset: first byte in the file, 0 or more.
+        buffer: contiguous one-dimensional bytes; writable when the span is read.
+    """
+
+    file: OpenFile
+    offset: int
+    buffer: NDArray[np.uint8]
+
+
+class ShortFileError(EOFError):
+    """A file ended before everything asked of it was read.
+
+    Attributes:
+        path: the file.
+        offset: first byte asked for.
+        wanted: bytes asked for from there on.
+        got: bytes that were there.
+    """
+
+    def __init__(self, path: str, offset: int, wanted: int, got: int) -> None:
+        super().__init__(
+            f"{path!r}: {wanted} bytes were wanted at offset {offset}, got {got}: the file is shorter than "
+            "what was stored in it; it was truncated meanwhile or is damaged"
+        )
+        self.path = path
+        self.offset = offset
+        self.wanted = wanted
+        self.got = got
+
+
+def read_spans(spans: Sequence[FileSpan], preadv: SystemCall = os.preadv) -> None:
+    """Fill the buffers of all spans from their files, in order.
+
+    Args:
+        spans: what to read; empty buffers are passed over.
+        preadv: the system call, replaced in tests.
+
+    Raises:
+        ShortFileError: a file ended early; buffers up to there are filled.
+        OSError: the system failed, with the path.
+        ValueError: a file is closed.
+    """
+    _run(spans, preadv, writing=False)
+
+
+def write_spans(spans: Sequence[FileSpan], pwritev: SystemCall = os.pwritev) -> None:
+    """Write the buffers of all spans to their files, in order.
+
+    Args:
+        spans: what to write; empty buffers are passed over.
+        pwritev: the system call, replaced in tests.
+
+    Raises:
+        OSError: the system failed (a full disk, a limit, a file open for reading only), with the path.
+        ValueError: a file is closed.
+    """
+    _run(spans, pwritev, writing=True)
+
+
+def _run(spans: Sequence[FileSpan], call: SystemCall, *, writing: bool) -> None:
+    most = MAX_BUFFERS
+    place, count = 0, len(spans)
+    mover: _FileMover | None = None
+    try:
+        while place < count:
+            file, offset, buffer = spans[place]
+            place += 1
+            buffers, end = [buffer], offset + buffer.nbytes
+            while place < count:
+                follower, start, buffer = spans[place]
+                if start != end or follower is not file or len(buffers) == most:
+                    break
+                buffers.append(buffer)
+                end += buffer.nbytes
+                place += 1
+            if mover is None or mover.file is not file:
+                if mover is not None:
+                    mover.count()
+                mover = _FileMover(file, call, writing=writing)
+            mover.move(buffers, offset, end - offset)
+    finally:
+        if mover is not None:
+            mover.count()
+
+
+class _FileMover:
+    """Moves runs of bytes between one file and memory, wholly or with an error, and counts what it did."""
+
+    __slots__ = ("_call", "_calls", "_held", "_moved", "_writing", "file")
+
+    def __init__(self, file: OpenFile, call: SystemCall, *, writing: bool) -> None:
+        self.file = file
+        self._held = file.descriptor()  # keeps the descriptor's number ours until the last call is over
+        self._call = call
+        self._writing = writing
+        self._calls = self._moved = 0
+
+    def move(self, buffers: list[NDArray[np.uint8]], offset: int, wanted: int) -> None:
+        """Move ``wanted`` bytes, all that ``buffers`` hold, from or to ``offset``."""
+        done = 0
+        while done < wanted:
+            batch = buffers if wanted - done <= MAX_CALL_BYTES else _front(buffers, MAX_CALL_BYTES)
+            try:
+                got = self._call(self._held.number, batch, offset + done)
+            except InterruptedError:
+                continue
+            except OSError as error:
+                raise self._failure(error, offset, wanted, done) from error
+            if got <= 0:
+                raise self._stuck(offset, wanted, done)
+            self._calls += 1
+            self._moved += got
+            done += got
+            if done < wanted:
+                buffers = _behind(buffers, got)
+
+    def count(self) -> None:
+        """Add what was done to the file's own counters."""
+        if self._writing:
+            self.file.count(writes=self._calls, bytes_written=self._moved)
+        else:
+            self.file.count(reads=self._calls, bytes_read=self._moved)
+
+    def _failure(self, error: OSError, offset: int, wanted: int, done: int) -> OSError:
+        reason = error.strerror or str(error)
+        if error.errno == errno.EBADF and self._writing and not self.file.writable:
+            reason += ", the file is open for reading only"
+        return OSError(error.errno, self._report(reason, offset, wanted, done), self.file.path)
+
+    def _stuck(self, offset: int, wanted: int, done: int) -> Exception:
+        if not self._writing:
+            return ShortFileError(self.file.path, offset, wanted, done)
+        message = self._report("the system took no more bytes", offset, wanted, done)
+        return OSError(errno.EIO, message, self.file.path)
+
+    def _report(self, reason: str, offset: int, wanted: int, done: int) -> str:
+        verb = "written" if self._writing else "read"
+        return f"{reason}; {wanted} bytes were to be {verb} at offset {offset}, got {done}"
+
+
+def _front(buffers: list[NDArray[np.uint8]], limit: int) -> list[NDArray[np.uint8]]:
+    """Return the first ``limit`` bytes of what ``buffers`` hold."""
+    front = []
+    for buffer in buffers:
+        if limit <= buffer.nbytes:
+            front.append(buffer[:limit])
+            break
+        front.append(buffer)
+        limit -= buffer.nbytes
+    return front
+
+
+def _behind(buffers: list[NDArray[np.uint8]], done: int) -> list[NDArray[np.uint8]]:
+    """Return what ``buffers`` hold behind their first ``done`` bytes."""
+    for place, buffer in enumerate(buffers):
+        if done < buffer.nbytes:
+            return [buffer[done:], *buffers[place + 1 :]]
+        done -= buffer.nbytes
+    return []
