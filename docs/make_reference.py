@@ -1,0 +1,105 @@
+"""Write reference.md from the docstrings of the public names: ``python docs/make_reference.py``.
+
+A test compares the file with what this program makes, so the reference cannot fall behind the code.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import strideweave
+
+TARGET = Path(__file__).with_name("reference.md")
+
+# Title and the rooms whose public names stand below it, in reading order.
+CHAPTERS = (
+    ("Tensors", ("tensor", "creation")),
+    ("Data types", ("dtype",)),
+    ("Layouts", ("layout",)),
+    ("Carriers", ("carriers",)),
+    ("Tiles and residency", ("carriers.tiled_evictable", "tiles")),
+    ("Requests and movement", ("runtime", "carriers.move")),
+    ("Operations", ("operations",)),
+    ("Gradient mode", ("autograd",)),
+    ("Errors", ("errors",)),
+)
+HEAD = """# Reference
+
+Every public name and the first line of its docstring; `help(strideweave.TiledEvictable)` shows the rest.
+Made by `python docs/make_reference.py`; a test keeps it true.
+"""
+
+
+def home(value: object) -> str:
+    """The module below ``strideweave`` that defines a public value."""
+    module: str = getattr(value, "__module__", None) or type(value).__module__
+    return module.removeprefix("strideweave.")
+
+
+def chapter_of(value: object) -> str:
+    """The title whose longest room holds the value's home."""
+    rooms = [(room, title) for title, names in CHAPTERS for room in names]
+    inside = [(room, title) for room, title in rooms if f"{home(value)}.".startswith(f"{room}.")]
+    if not inside:
+        raise LookupError(f"no chapter of the reference holds {home(value)}; add its room to CHAPTERS")
+    return max(inside, key=lambda pair: len(pair[0]))[1]
+
+
+def first_line(value: object) -> str:
+    """The summary of a docstring, in Markdown."""
+    summary = (inspect.getdoc(value) or "").partition("\n\n")[0].replace("\n", " ")
+    return summary.replace("``", "`").replace("|", "\\|")
+
+
+def member_kind(value: object) -> object | None:
+    """What to document of a class attribute: a method or a property; None for anything else."""
+    if isinstance(value, classmethod | staticmethod):
+        return value.__func__
+    return value if inspect.isfunction(value) or isinstance(value, property) else None
+
+
+def members(cls: type) -> dict[str, str]:
+    """Public methods and properties that strideweave gives a class, inherited ones included."""
+    found: dict[str, str] = {}
+    for base in cls.__mro__:
+        if not base.__module__.startswith("strideweave"):
+            continue
+        for name, value in vars(base).items():
+            documented = member_kind(value)
+            if documented is None or name.startswith("_") or name in found:
+                continue
+            call = "" if isinstance(value, property) else "()"
+            found[name] = f"| `.{name}{call}` | {first_line(documented) or first_line(getattr(cls, name))} |"
+    return found
+
+
+def entry(name: str, value: object) -> list[str]:
+    """One public name: a heading and its summary, and for a class a table of what it offers."""
+    lines = ["", f"### `{name}`", "", first_line(value)]
+    rows = members(value) if inspect.isclass(value) else {}
+    if rows:
+        lines += ["", "| member | what it is |", "| --- | --- |", *(rows[key] for key in sorted(rows))]
+    return lines
+
+
+def reference() -> str:
+    """The whole page."""
+    public = {name: getattr(strideweave, name) for name in strideweave.__all__}
+    lines = [HEAD.rstrip("\n")]
+    for title, _ in CHAPTERS:
+        chapter = {name: value for name, value in public.items() if chapter_of(value) == title}
+        if not chapter:
+            continue
+        lines += ["", f"## {title}"]
+        if all(inspect.isfunction(value) for value in chapter.values()):
+            rows = [f"| `{name}()` | {first_line(value)} |" for name, value in sorted(chapter.items())]
+            lines += ["", "| name | what it does |", "| --- | --- |", *rows]
+            continue
+        for name, value in sorted(chapter.items()):
+            lines += entry(name, value)
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(reference(), "utf-8")
