@@ -194,7 +194,7 @@ def test_a_file_size_limit_stops_a_write_half_way_and_says_how_far_it_came(tmp_p
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
         file = OpenFile.create(sys.argv[1])
         try:
-            write_spans([FileSpan(file, at, np.ones(size, np.uint8)) for at, size in ((0, 4096), (4096, 8192))])
+            write_spans([FileSpan(file, at, np.ones(n, np.uint8)) for at, n in ((0, 4096), (4096, 8192))])
         except OSError as error:
             print(error.errno, error.filename, error.strerror)
     """)
