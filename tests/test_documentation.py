@@ -10,6 +10,7 @@ import re
 import runpy
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,9 +46,8 @@ def fences(page: Path) -> list[Fence]:
 
 def program(page: Path) -> Iterator[tuple[Fence, str | None]]:
     """The page's snippets, each with the output that the page promises for it."""
-    blocks = fences(page)
-    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
-        if block.language == "python":
+    for block, after in pairwise([*fences(page), None]):
+        if block is not None and block.language == "python":
             yield block, after.body if after is not None and after.language == "output" else None
 
 
