@@ -1,0 +1,158 @@
+"""The end of the interpreter, and fork.
+
+*At the end of the interpreter* unfinished requests get up to five seconds (contract section 6). Two hooks
+take part, because no single one is enough. ``threading``'s exit hook runs first, while new threads can still
+be started, and it is the only one that runs in every kind of multiprocessing child. But user threads may
+still run then and use the loop, so this hook only waits. ``atexit`` runs after those threads have been
+joined: it waits for what they started since, drops what is left without a word, and stops the loop. A
+multiprocessing child has no ``atexit`` before Python 3.13, so there the first hook does all of it, in a
+thread of its own while user threads are running.
+
+*At a fork* the child inherits a loop without its thread. The loop must not be closed or touched: its selector
+and sockets are shared with the parent, whose own loop would go deaf. The child fails the handles it
+inherited, keeps the dead loop alive so that nothing finalizes it, and starts its own loop when it needs one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures.thread  # noqa: F401  its exit hook must come after ours, and they run last-in first-out
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from strideweave.runtime.await_result import forbid_waiting
+from strideweave.runtime.event_loop import process
+from strideweave.runtime.locks import settling_lock, short_lock
+
+if TYPE_CHECKING:
+    from strideweave.runtime.await_result import AwaitResult
+    from strideweave.runtime.event_loop import EventLoop
+
+__all__ = ["install_hooks"]
+
+EXIT_SECONDS = 5.0
+"""How long the end of the interpreter waits for unfinished requests."""
+
+_JOIN_SECONDS = 1.0  # for a loop that has nothing left to do
+_STUCK_JOIN_SECONDS = 0.1  # for one that has; it is a daemon thread, the interpreter freezes it
+
+
+class _Lifecycle:
+    """The hooks and what they must remember between them."""
+
+    def __init__(self) -> None:
+        self._overdue: set[AwaitResult[Any]] = set()  # unfinished after their five seconds
+        self._inherited: list[EventLoop] = []
+
+    def main_thread_ended(self) -> None:
+        """Wait for the unfinished requests; in a multiprocessing child, end the runtime too."""
+        self._wait_for_requests()
+        if not _is_multiprocessing_child():
+            return
+        here = threading.current_thread()
+        running = [thread for thread in threading.enumerate() if not thread.daemon and thread is not here]
+        if running:
+            closer = threading.Thread(
+                target=self._end_after, args=(running,), name="strideweave-exit", daemon=False
+            )
+            try:
+                closer.start()
+            except RuntimeError:  # no thread to be had
+                self.interpreter_ends()
+        else:
+            self.interpreter_ends()
+
+    def interpreter_ends(self) -> None:
+        """Wait for the unfinished requests, drop the rest quietly, stop the loop and close its services."""
+        with process.starting:
+            process.ended = True
+        runtime = process.runtime
+        if runtime is None or not runtime.is_open:
+            return
+        self._wait_for_requests()
+        dropped = False
+        for scope in tuple(runtime.scopes):
+            dropped = dropped or scope.pending > 0
+            # Only daemon threads can still sleep on these. Woken, they would race the interpreter's end to
+            # print a traceback.
+            scope.fail_pending("the request was dropped because the interpreter is exiting", wake=False)
+        runtime.ask_to_stop()
+        runtime.join(_STUCK_JOIN_SECONDS if dropped else _JOIN_SECONDS)
+        runtime.close_services()
+
+    def before_fork(self) -> None:
+        settling_lock.acquire()
+        short_lock.acquire()
+        process.starting.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        process.starting.release()
+        short_lock.release()
+        settling_lock.release()
+
+    def after_fork_in_child(self) -> None:
+        runtime, process.runtime = process.runtime, None
+        self._overdue.clear()
+        self.after_fork_in_parent()
+        forbid_waiting(False)  # a request may have forked; the child's only thread is an ordinary one
+        if runtime is None:
+            return
+        self._inherited.append(runtime)
+        runtime.disown()
+        for scope in tuple(runtime.scopes):
+            scope.lost_in_fork()
+
+    def _end_after(self, threads: list[threading.Thread]) -> None:
+        for thread in threads:
+            thread.join()
+        self.interpreter_ends()
+
+    def _wait_for_requests(self) -> None:
+        """Wait until every request has ended, those that running requests start included, or the time is up.
+
+        A request is waited for once: what has had its time gets none at the next hook.
+        """
+        runtime = process.runtime
+        if runtime is None or not runtime.is_open:
+            return
+        deadline = time.monotonic() + EXIT_SECONDS
+        while waiting := _unfinished(runtime) - self._overdue:
+            for handle in waiting:
+                try:
+                    ended = handle._block(deadline - time.monotonic())
+                except KeyboardInterrupt:  # the user does not want to wait
+                    ended = False
+                if not ended:
+                    self._overdue |= _unfinished(runtime)
+                    return
+
+
+def _unfinished(runtime: EventLoop) -> set[AwaitResult[Any]]:
+    return {handle for scope in tuple(runtime.scopes) for handle in scope.handles()}
+
+
+def _is_multiprocessing_child() -> bool:
+    module = sys.modules.get("multiprocessing.process")  # not imported: then this is no child of it
+    return module is not None and module.parent_process() is not None
+
+
+def install_hooks() -> None:
+    """Register the hooks; called once, when the package is imported. Starts nothing."""
+    lifecycle = _Lifecycle()
+    os.register_at_fork(
+        before=lifecycle.before_fork,
+        after_in_parent=lifecycle.after_fork_in_parent,
+        after_in_child=lifecycle.after_fork_in_child,
+    )
+    atexit.register(lifecycle.interpreter_ends)
+    # Not public, but what concurrent.futures and anyio use; without it only multiprocessing children lose
+    # requests.
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:
+        try:
+            register(lifecycle.main_thread_ended)
+        except RuntimeError:  # imported while the interpreter is exiting
+            return

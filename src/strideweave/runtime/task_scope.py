@@ -1,0 +1,327 @@
+"""TaskScope: the task group that one carrier owns in the runtime loop.
+
+Every request of a carrier is a task in its group (contract section 6). The group is opened by the carrier's
+first request, hosted by a small task in the runtime's root group, and closed with the carrier. Nothing a
+request raises reaches the group: a request ends by settling, which runs its cleanup once, takes it off the
+pending list, and only then makes the outcome visible, so that ``handle.wait()`` followed by ``close()``
+always succeeds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+
+from strideweave.errors import PendingWorkError, ReleasedError
+from strideweave.runtime.event_loop import current_runtime
+from strideweave.runtime.locks import settling_lock, short_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from anyio.abc import TaskGroup
+
+    from strideweave.runtime.await_result import AwaitResult
+    from strideweave.runtime.event_loop import EventLoop
+
+__all__ = ["ScopeStatistics", "TaskScope"]
+
+_logger = logging.getLogger("strideweave")
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeStatistics:
+    """What the requests of one carrier have come to.
+
+    Attributes:
+        started: requests accepted.
+        finished: requests that ended, with a value or an exception.
+        failed: those among them that ended with an exception.
+        pending: requests not ended yet.
+        closed: whether the scope takes no more requests.
+    """
+
+    started: int
+    finished: int
+    failed: int
+    pending: int
+    closed: bool
+
+
+class _Request:
+    """One request: what to run, and whom to tell."""
+
+    __slots__ = ("args", "cleanup", "function", "handle", "scope", "settled")
+
+    def __init__(
+        self,
+        scope: TaskScope,
+        handle: AwaitResult[Any],
+        function: Callable[..., Awaitable[Any]],
+        args: tuple[Any, ...],
+        cleanup: Callable[[], None] | None,
+    ) -> None:
+        self.scope = scope
+        self.handle = handle
+        self.function = function
+        self.args = args
+        self.cleanup = cleanup
+        self.settled = False
+
+    async def run(self) -> None:
+        """Run the request to its end, in the runtime loop; never raises."""
+        try:
+            value = await self.function(*self.args)
+        except (
+            BaseException
+        ) as error:  # whatever it is goes to the handle; the group and the loop must survive it
+            trace = error.__traceback__
+            # Without this frame: the traceback would keep the request, and so its own handle, alive.
+            self.settle(None, error.with_traceback(trace.tb_next if trace else None))
+        else:
+            self.settle(value, None)
+
+    def settle(self, value: Any, error: BaseException | None, *, wake: bool = True) -> None:
+        """End the request; only the first call counts.
+
+        Args:
+            value: the outcome without an error.
+            error: the outcome otherwise.
+            wake: False leaves sleeping observers asleep, where waking them could only do harm.
+        """
+        with settling_lock:
+            if self.settled:
+                return
+            self.settled = True
+            error = self._clean_up(error)
+            scope, handle = self.scope, self.handle
+            with short_lock:
+                scope.forget(self, failed=error is not None)
+                handle._settle(value, error)
+            del self.function, self.args, self.cleanup  # a kept traceback must not keep the carrier alive
+        if wake:
+            handle._wake()
+
+    def _clean_up(self, error: BaseException | None) -> BaseException | None:
+        """Run the cleanup and return the request's error, or the cleanup's own if there was none."""
+        if self.cleanup is None:
+            return error
+        try:
+            self.cleanup()
+        except BaseException as failure:  # the handle must end all the same
+            _logger.exception("the cleanup of a request of %s failed", self.scope.name)
+            return failure if error is None else error
+        return error
+
+
+H = TypeVar("H", bound="AwaitResult[Any]")
+
+
+class TaskScope:
+    """The requests of one carrier and their task group.
+
+    Args:
+        name: what owns the scope, for messages, such as ``"CPU carrier"``.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_closed",
+        "_closing",
+        "_failed",
+        "_group",
+        "_hosted",
+        "_pending",
+        "_runtime",
+        "_succeeded",
+        "_unopened",
+        "_wake_host",
+        "name",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._closed = False
+        self._pending: set[_Request] = set()
+        self._succeeded = 0
+        self._failed = 0
+        self._runtime: EventLoop | None = None
+        self._reset_group()
+
+    def _reset_group(self) -> None:
+        # From here on these belong to the runtime thread.
+        self._group: TaskGroup | None = None
+        self._unopened: deque[_Request] = deque()  # requests that came before the group was entered
+        self._wake_host: anyio.Event | None = None
+        self._hosted = False
+        self._closing = False
+
+    @property
+    def pending(self) -> int:
+        """How many requests have not ended."""
+        return len(self._pending)
+
+    def start(
+        self,
+        handle: H,
+        function: Callable[..., Awaitable[Any]],
+        *args: Any,
+        cleanup: Callable[[], None] | None = None,
+    ) -> H:
+        """Start a request from any thread and return its handle at once.
+
+        The request is ``await function(*args)`` as a task in the runtime loop. It sees the runtime's context
+        variables, not the caller's.
+
+        Args:
+            handle: a new handle, which gets the value or the exception.
+            function: called in the runtime loop.
+            *args: its arguments.
+            cleanup: called exactly once when the request ends, before ``handle.done`` is true, on every path:
+                a value, an exception, the end of the runtime, a forked child that inherits the request (and
+                fails it; the parent's own call is the parent's). It must not await, block or raise, and may
+                take no lock but ``short_lock``.
+
+        Returns:
+            ``handle``.
+
+        Raises:
+            ReleasedError: the scope is closed.
+            RuntimeError: the runtime has ended or could not start.
+            ValueError: the handle is done already.
+
+        When it raises, nothing is pending and ``cleanup`` has not been called.
+        """
+        if handle.done:
+            raise ValueError("a request needs a new handle, and this one is done already")
+        request = _Request(self, handle, function, args, cleanup)
+        runtime = current_runtime()
+        with short_lock:
+            if self._closed:
+                raise ReleasedError(f"{self.name} is released; it starts no more requests")
+            if self._runtime is not runtime:
+                self._runtime = runtime
+                self._reset_group()
+            runtime.scopes.add(self)
+            self._pending.add(request)  # before the post: from here on every way to the end settles it
+        try:
+            runtime.post(self._begin, request)
+        except BaseException:
+            with short_lock:
+                if request in self._pending and not request.settled:
+                    self._pending.remove(request)
+                    request.settled = True
+                    raise
+            # The ending runtime has settled it, cleanup and all: the handle tells.
+        return handle
+
+    def close(self) -> None:
+        """Refuse requests from now on and end the task group. Idempotent.
+
+        Raises:
+            PendingWorkError: requests are unfinished; nothing has changed.
+        """
+        with short_lock:
+            pending = len(self._pending)
+            if pending:
+                raise PendingWorkError(
+                    f"{self.name} has {pending} unfinished request(s); wait for their handles first",
+                    pending=pending,
+                )
+            self._closed = True
+        self.abandon()
+
+    def abandon(self) -> None:
+        """End the task group once its requests have ended; takes no lock, for finalizers.
+
+        A finalizer runs in any thread at any statement, so it may interrupt a thread that holds a lock.
+        """
+        runtime = self._runtime
+        if runtime is None or not runtime.is_open:
+            return
+        try:
+            runtime.post(self._end_host)
+        except RuntimeError:  # it ended this very moment, and the group with it
+            return
+
+    def statistics(self) -> ScopeStatistics:
+        """Return the counts of this scope's requests."""
+        with short_lock:
+            finished = self._succeeded + self._failed
+            return ScopeStatistics(
+                started=finished + len(self._pending),
+                finished=finished,
+                failed=self._failed,
+                pending=len(self._pending),
+                closed=self._closed,
+            )
+
+    def handles(self) -> list[AwaitResult[Any]]:
+        """The handles of the unfinished requests."""
+        with short_lock:
+            return [request.handle for request in self._pending]
+
+    def forget(self, request: _Request, *, failed: bool) -> None:
+        """Take a settled request off the list; called under both locks."""
+        self._pending.discard(request)
+        if failed:
+            self._failed += 1
+        else:
+            self._succeeded += 1
+        if self._runtime is not None:
+            self._runtime.count(failed=failed)
+
+    def fail_pending(self, message: str, *, cause: BaseException | None = None, wake: bool = True) -> None:
+        """End every unfinished request with a RuntimeError of its own."""
+        with short_lock:
+            requests = list(self._pending)
+        for request in requests:
+            error = RuntimeError(message)
+            error.__cause__ = cause
+            request.settle(None, error, wake=wake)
+
+    def lost_in_fork(self) -> None:
+        """In a forked child, fail the unfinished requests (the parent runs them) and let go of its loop."""
+        self.fail_pending(
+            "the request was started before fork() and runs in the parent; start it again in the child",
+            wake=False,  # whoever sleeps on it is the parent's thread, or a loop on the parent's sockets
+        )
+        self._runtime = None
+        self._reset_group()
+
+    def _begin(self, request: _Request) -> None:
+        """Make the request a task of the group, and open the group if need be; called by the loop."""
+        try:
+            if self._group is not None:
+                self._group.start_soon(request.run)
+                return
+            self._unopened.append(request)
+            if not self._hosted and self._runtime is not None:
+                self._hosted = True
+                self._runtime.root.start_soon(self._host, self._runtime)
+        except BaseException as error:  # the loop could only log it, and the handle would never end
+            request.settle(None, error)
+
+    async def _host(self, runtime: EventLoop) -> None:
+        """Hold the task group open until the carrier lets go of it."""
+        self._wake_host = anyio.Event()
+        try:
+            async with anyio.create_task_group() as self._group:
+                while self._unopened:  # no local variable: it would keep the last request's carrier alive
+                    self._group.start_soon(self._unopened.popleft().run)
+                if not self._closing:
+                    await self._wake_host.wait()
+        finally:
+            with short_lock:
+                if not self._pending:  # else another request is on its way here and opens the group again
+                    runtime.scopes.discard(self)
+            self._reset_group()
+
+    def _end_host(self) -> None:
+        self._closing = True
+        if self._wake_host is not None:
+            self._wake_host.set()
