@@ -120,6 +120,14 @@ class EventLoop:
                 self._services[factory] = factory()
             return cast("S", self._services[factory])
 
+    def find_service(self, factory: Callable[[], S]) -> S | None:
+        """Return the instance that ``service(factory)`` has made, or None; makes and starts nothing.
+
+        Args:
+            factory: as for ``service``.
+        """
+        return cast("S | None", self._services.get(factory))
+
     def ask_to_stop(self) -> None:
         """Have the loop cancel what is left and end; returns at once."""
         self._stop_asked = True
