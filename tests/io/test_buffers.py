@@ -189,17 +189,29 @@ def test_the_pool_serves_many_threads() -> None:
     assert statistics.recycled_bytes <= 4 * PAGE
 
 
-def test_a_forked_child_does_not_inherit_a_held_lock() -> None:
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_child_uses_the_pool_while_the_parents_threads_do() -> None:
     pool = BufferPool(16 * PAGE)
-    pool.give(pool.take(PAGE))
-    with pool._lock:
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                pool.give(pool.take(PAGE))
-                status = 0 if pool.statistics().recycled_bytes == PAGE else 2
-            finally:
-                os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            pool.give(pool.take(PAGE))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    pool.give(pool.take(2 * PAGE))
+                    status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        stop.set()
+        thread.join()
     assert pool.statistics().recycled_bytes == PAGE

@@ -211,6 +211,7 @@ def test_removing_deletes_once_and_tolerates_a_vanished_file(tmp_path: Path) -> 
     other.remove()
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_forked_child_reads_the_file_and_never_removes_it(path: Path) -> None:
     file = OpenFile.open(path, writable=True)
     child = os.fork()

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import mmap
 import operator
-import os
-import threading
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -17,12 +15,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strideweave.runtime.locks import short_lock
+
 if TYPE_CHECKING:
     from typing import Self
 
     from numpy.typing import NDArray
 
-__all__ = ["ALIGNMENT", "MAPPED_BYTES", "Buffer", "BufferPool", "BufferPoolStatistics", "aligned_array"]
+__all__ = ["ALIGNMENT", "Buffer", "BufferPool", "BufferPoolStatistics", "MAPPED_BYTES", "aligned_array"]
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register."""
@@ -173,9 +173,10 @@ class BufferPoolStatistics:
 
 
 class BufferPool:
-    """Recycles buffers of exactly equal size, up to ``limit_bytes`` held; safe to use from any thread.
+    """Recycles buffers of exactly equal size, up to ``limit_bytes`` held.
 
-    When the bound is reached, the sizes that were given back longest ago make room.
+    Safe to use from any thread and in a request's ``cleanup``. When the bound is reached, the sizes that were
+    given back longest ago make room.
 
     Raises:
         TypeError: ``limit_bytes`` is not an integer.
@@ -188,19 +189,8 @@ class BufferPool:
             raise ValueError(f"a pool bounded to {limit} bytes was asked for; the bound must be 0 or more")
         self._limit = limit
         self._taken = self._reused = self._still_viewed = 0
-        self._reset()
-
-    def _reset(self) -> None:
-        self._process = os.getpid()
-        self._lock = threading.Lock()
         self._held = 0
         self._free: OrderedDict[int, list[mmap.mmap]] = OrderedDict()
-
-    def _guard(self) -> threading.Lock:
-        # A fork may have copied the lock while another thread of the parent held it: the child starts empty.
-        if self._process != os.getpid():
-            self._reset()
-        return self._lock
 
     def take(self, nbytes: int) -> Buffer:
         """Return a buffer of ``nbytes`` bytes whose contents are undefined.
@@ -211,7 +201,7 @@ class BufferPool:
             MemoryError: the system has no such memory.
         """
         count = _byte_count(nbytes)
-        with self._guard():
+        with short_lock:
             self._taken += 1
             stack = self._free.get(count)
             if stack:
@@ -234,7 +224,7 @@ class BufferPool:
         nbytes = buffer.nbytes
         mapping = buffer._surrender()
         dropped: list[mmap.mmap] = []  # unmapped after the lock is let go: it takes the kernel a while
-        with self._guard():
+        with short_lock:
             if mapping is None:
                 self._still_viewed += 1
             elif 0 < nbytes <= self._limit:
@@ -254,7 +244,7 @@ class BufferPool:
 
     def statistics(self) -> BufferPoolStatistics:
         """Return what the pool holds and has done, as one consistent record."""
-        with self._guard():
+        with short_lock:
             return BufferPoolStatistics(
                 recycled_bytes=self._held,
                 limit_bytes=self._limit,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Self
 
 __all__ = ["FileStatistics", "OpenFile"]
@@ -257,7 +257,7 @@ class OpenFile:
         return FileStatistics(*(sum(column) for column in zip(*rows, strict=True)))
 
 
-_FIELDS = {name: place for place, name in enumerate(FileStatistics.__dataclass_fields__)}
+_FIELDS: Mapping[str, int] = {name: place for place, name in enumerate(FileStatistics.__dataclass_fields__)}
 
 
 def _punch(number: int, offset: int, length: int) -> int:

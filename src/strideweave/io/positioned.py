@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     # Any: NumPy's type information lacks the buffer protocol below Python 3.12.
     SystemCall: TypeAlias = Callable[[int, list[Any], int], int]
 
-__all__ = ["MAX_BUFFERS", "MAX_CALL_BYTES", "FileSpan", "ShortFileError", "read_spans", "write_spans"]
+__all__ = ["FileSpan", "MAX_BUFFERS", "MAX_CALL_BYTES", "ShortFileError", "read_spans", "write_spans"]
 
 MAX_CALL_BYTES = 0x7FFFF000
 """Bytes that one system call may move; Linux moves no more than this at once."""

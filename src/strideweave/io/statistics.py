@@ -1,0 +1,55 @@
+"""What an engine has done, as one record that is always consistent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+__all__ = ["EngineStatistics", "EngineTally"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """What an I/O engine has done and has under way.
+
+    Attributes:
+        batches: calls of ``read`` and ``write`` that ended, well or not.
+        spans: spans that these calls were given.
+        bytes_read: bytes of the reads that ended well.
+        bytes_written: bytes of the writes that ended well.
+        bytes_in_flight: bytes of the calls that have not ended.
+        errors: calls that failed.
+    """
+
+    batches: int = 0
+    spans: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    bytes_in_flight: int = 0
+    errors: int = 0
+
+
+class EngineTally:
+    """Keeps an engine's statistics; changed by the engine's loop only, readable from any thread.
+
+    The record is replaced as a whole, so that no reader sees half of a change and no lock is needed.
+    """
+
+    def __init__(self) -> None:
+        self.now = EngineStatistics()
+
+    def begin(self, nbytes: int) -> None:
+        """Count the start of a batch of ``nbytes`` bytes."""
+        self.now = replace(self.now, bytes_in_flight=self.now.bytes_in_flight + nbytes)
+
+    def end(self, nbytes: int, spans: int, *, writing: bool, failed: bool) -> None:
+        """Count the end of a batch that :meth:`begin` counted."""
+        before = self.now
+        done = 0 if failed else nbytes
+        self.now = EngineStatistics(
+            batches=before.batches + 1,
+            spans=before.spans + spans,
+            bytes_read=before.bytes_read + (0 if writing else done),
+            bytes_written=before.bytes_written + (done if writing else 0),
+            bytes_in_flight=before.bytes_in_flight - nbytes,
+            errors=before.errors + failed,
+        )

@@ -1,0 +1,277 @@
+"""The engine: batches, pieces, cancellation, errors, what it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strideweave.io import aiofiles_engine
+from strideweave.io.aiofiles_engine import AiofilesEngine
+from strideweave.io.engine import EngineStatistics
+from strideweave.io.files import OpenFile
+from strideweave.io.positioned import FileSpan, ShortFileError
+from strideweave.runtime.await_result import waiting_is_forbidden
+from strideweave.runtime.workers import worker_count
+
+MIB = 1 << 20
+CONTENT = np.random.default_rng(11).integers(0, 256, 8 * MIB, dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> OpenFile:
+    path = tmp_path_factory.mktemp("engine") / "big.bin"
+    path.write_bytes(CONTENT.tobytes())
+    return OpenFile.open(path)
+
+
+@pytest.fixture
+def engine() -> Iterator[AiofilesEngine]:
+    engine = AiofilesEngine()
+    yield engine
+    engine.close()
+
+
+def spans_of(file: OpenFile, ranges: list[tuple[int, int]]) -> list[FileSpan]:
+    return [FileSpan(file, start, np.zeros(stop - start, np.uint8)) for start, stop in ranges]
+
+
+def tiles_of(file: OpenFile, order: list[int], nbytes: int) -> list[FileSpan]:
+    return spans_of(file, [(k * nbytes, (k + 1) * nbytes) for k in order])
+
+
+class Gate:
+    """A blocking move that tells when it has begun and goes on when it is let."""
+
+    def __init__(self, real: Callable[[object], None]) -> None:
+        self.real = real
+        self.begun = threading.Event()
+        self.open = threading.Event()
+        self.threads: set[str] = set()
+
+    def __call__(self, spans: object) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.begun.set()
+        assert self.open.wait(30)
+        self.real(spans)
+
+
+@pytest.mark.parametrize(
+    ("order", "nbytes"),
+    [
+        ([0], 10),
+        ([5, 1, 3], 4096),
+        (list(range(512)), 16384),
+        (list(range(511, -1, -1)), 16384),
+        ([1, 0], 4 * MIB),
+        (list(range(2048)), 512),
+    ],
+)
+def test_a_batch_of_reads_fills_every_buffer(
+    big: OpenFile, engine: AiofilesEngine, order: list[int], nbytes: int
+) -> None:
+    spans = tiles_of(big, order, nbytes)
+    asyncio.run(engine.read(spans))
+    for k, span in zip(order, spans, strict=True):
+        assert np.array_equal(span.buffer, CONTENT[k * nbytes : (k + 1) * nbytes])
+    assert engine.statistics() == EngineStatistics(1, len(order), nbytes * len(order), 0, 0, 0)
+
+
+def test_a_batch_of_writes_lands_in_several_files(tmp_path: Path, engine: AiofilesEngine) -> None:
+    files = [OpenFile.create(tmp_path / name) for name in "ab"]
+    starts = range(0, 8 * MIB, MIB)
+    spans = [FileSpan(files[k % 2], start, CONTENT[start : start + MIB]) for k, start in enumerate(starts)]
+    asyncio.run(engine.write(spans))
+    for parity, file in enumerate(files):
+        back = np.fromfile(file.path, np.uint8)
+        for k, start in enumerate(starts):
+            if k % 2 == parity:
+                assert np.array_equal(back[start : start + MIB], CONTENT[start : start + MIB])
+    assert engine.statistics() == EngineStatistics(1, 8, 0, 8 * MIB, 0, 0)
+
+
+def test_an_empty_batch_does_nothing(big: OpenFile, engine: AiofilesEngine) -> None:
+    asyncio.run(engine.read([]))
+    asyncio.run(engine.write(spans_of(big, [(0, 0)])))
+    assert engine.statistics() == EngineStatistics()
+
+
+@settings(max_examples=100, deadline=None)
+@given(sizes=st.lists(st.integers(1, 70_000), min_size=1, max_size=50), workers=st.integers(1, 4))
+def test_pieces_hold_every_byte_once_in_order(sizes: list[int], workers: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aiofiles_engine, "SMALLEST_PIECE", 4096)
+        patch.setattr(aiofiles_engine, "LARGEST_PIECE", 16384)
+        patch.setattr(aiofiles_engine, "SMALLEST_SHARED_SPAN", 64)
+        memory = np.zeros(sum(sizes), np.uint8)
+        spans, start = [], 0
+        for size in sizes:
+            spans.append(FileSpan(None, start, memory[start : start + size]))  # type: ignore[arg-type]
+            start += size
+        pieces = aiofiles_engine._pieces(spans, start, workers)
+    at = 0
+    for span in (span for piece in pieces for span in piece):
+        assert span.offset == at
+        assert np.shares_memory(span.buffer, memory[at : at + span.buffer.nbytes])
+        at += span.buffer.nbytes
+    assert at == start
+    if workers > 1 and start >= 8192 and start >= 64 * len(sizes):
+        assert all(sum(span.buffer.nbytes for span in piece) <= 16384 for piece in pieces)
+    else:
+        assert len(pieces) == 1
+
+
+def test_a_batch_makes_at_most_one_hop_per_worker(
+    big: OpenFile, engine: AiofilesEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted = []
+    real = engine._pool.submit
+    monkeypatch.setattr(engine._pool, "submit", lambda *a, **k: (submitted.append(a), real(*a, **k))[1])
+    asyncio.run(engine.read(tiles_of(big, list(range(512)), 16384)))
+    assert len(submitted) == worker_count()
+    submitted.clear()
+    asyncio.run(engine.read(tiles_of(big, list(range(32)), 16384)))
+    assert len(submitted) == 1
+
+
+def test_workers_refuse_to_wait_for_a_handle(
+    big: OpenFile, engine: AiofilesEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(aiofiles_engine, "read_spans", lambda _: seen.append(waiting_is_forbidden()))
+    asyncio.run(engine.read(spans_of(big, [(0, 1)])))
+    assert seen == [True]
+
+
+@pytest.mark.parametrize("how", ["task.cancel", "anyio scope"])
+def test_a_cancelled_batch_returns_only_when_no_thread_touches_its_buffers(
+    big: OpenFile, engine: AiofilesEngine, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    gate = Gate(aiofiles_engine.read_spans)
+    monkeypatch.setattr(aiofiles_engine, "read_spans", gate)
+    spans = tiles_of(big, list(range(512)), 16384)
+
+    async def reading() -> None:
+        await engine.read(spans)
+
+    async def main() -> None:
+        if how == "task.cancel":
+            task = asyncio.ensure_future(reading())
+            cancel = task.cancel
+        else:
+            scope = aiofiles_engine.anyio.CancelScope()
+
+            async def scoped() -> None:
+                with scope:
+                    await reading()
+
+            task = asyncio.ensure_future(scoped())
+            cancel = scope.cancel
+        await asyncio.to_thread(gate.begun.wait)
+        for _ in range(3):
+            cancel()
+            await asyncio.sleep(0)
+            assert not task.done()
+        assert engine.statistics().bytes_in_flight == 8 * MIB
+        gate.open.set()
+        await asyncio.wait([task])
+        assert task.cancelled() == (how == "task.cancel")
+
+    asyncio.run(main())
+    for k, span in enumerate(spans):
+        assert np.array_equal(span.buffer, CONTENT[k * 16384 : (k + 1) * 16384])
+    assert engine.statistics().bytes_in_flight == 0
+
+
+def test_buffers_live_until_the_read_is_over(
+    big: OpenFile, engine: AiofilesEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(aiofiles_engine.read_spans)
+    monkeypatch.setattr(aiofiles_engine, "read_spans", gate)
+    sums: list[int] = []
+
+    async def main() -> None:
+        root = np.zeros(MIB, np.uint8)
+        task = asyncio.ensure_future(engine.read([FileSpan(big, 0, root[:])]))
+        await asyncio.to_thread(gate.begun.wait)
+        again = root[:]
+        del root
+        gate.open.set()
+        await task
+        sums.append(int(again.sum()))
+
+    asyncio.run(main())
+    assert sums == [int(CONTENT[:MIB].sum())]
+
+
+def test_the_first_error_of_a_batch_is_raised_bare_with_a_note_on_the_others(
+    tmp_path: Path, engine: AiofilesEngine
+) -> None:
+    file = OpenFile.create(tmp_path / "short", size=3 * MIB)
+    with pytest.raises(ShortFileError) as caught:
+        asyncio.run(engine.read(tiles_of(file, list(range(8)), MIB)))
+    assert caught.value.path == file.path
+    assert caught.value.offset >= 3 * MIB
+    notes = getattr(caught.value, "__notes__", [])
+    assert len(notes) <= worker_count() - 1
+    assert all("ShortFileError" in note for note in notes)
+    statistics = engine.statistics()
+    assert (statistics.errors, statistics.bytes_read, statistics.bytes_in_flight) == (1, 0, 0)
+
+
+def test_after_an_error_the_remaining_pieces_are_skipped(
+    big: OpenFile, engine: AiofilesEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+
+    def failing(piece: list[FileSpan]) -> None:
+        taken.append(piece)
+        raise OSError(5, "Input/output error", big.path)
+
+    monkeypatch.setattr(aiofiles_engine, "read_spans", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        asyncio.run(engine.read(tiles_of(big, list(range(8)), MIB)))
+    assert 1 <= len(taken) <= worker_count()
+
+
+def test_a_failed_engine_goes_on_working(big: OpenFile, tmp_path: Path, engine: AiofilesEngine) -> None:
+    short = OpenFile.create(tmp_path / "short", size=1)
+    with pytest.raises(ShortFileError):
+        asyncio.run(engine.read(spans_of(short, [(0, 2)])))
+    spans = spans_of(big, [(3, 9)])
+    asyncio.run(engine.read(spans))
+    assert np.array_equal(spans[0].buffer, CONTENT[3:9])
+
+
+def test_a_full_disk_reaches_the_awaiting_task_with_its_path(engine: AiofilesEngine) -> None:
+    file = OpenFile.open("/dev/full", writable=True, any_kind=True)
+    with pytest.raises(OSError, match="No space left") as caught:
+        asyncio.run(engine.write([FileSpan(file, 0, CONTENT[:4096])]))
+    assert caught.value.filename == "/dev/full"
+    assert engine.statistics().errors == 1
+
+
+def test_concurrent_batches_do_not_mix(big: OpenFile, engine: AiofilesEngine) -> None:
+    batches = [tiles_of(big, [k, k + 64, k + 128], 16384) for k in range(64)]
+
+    async def main() -> None:
+        await asyncio.gather(*(engine.read(batch) for batch in batches))
+
+    asyncio.run(main())
+    for batch in batches:
+        for span in batch:
+            assert np.array_equal(span.buffer, CONTENT[span.offset : span.offset + 16384])
+    assert engine.statistics() == EngineStatistics(64, 192, 192 * 16384, 0, 0, 0)
+
+
+def test_a_closed_engine_refuses_batches(big: OpenFile, engine: AiofilesEngine) -> None:
+    engine.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        asyncio.run(engine.read(tiles_of(big, list(range(512)), 16384)))
+    assert engine.statistics().bytes_in_flight == 0
