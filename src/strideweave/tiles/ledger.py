@@ -1,0 +1,208 @@
+"""Which unfinished request needs which tiles.
+
+The ledger decides conflicts when a request is initiated, raises at once and never waits (contract section 6,
+the conflict table). It is plain bookkeeping on arrays indexed by tile ordinal: the carrier's one short lock
+guards every call, and nothing here awaits, blocks or calls back.
+
+Three facts are kept for each tile:
+
+``needed``
+    how many unfinished data requests (project, scatter, operation, backward) still need its value;
+``changing``
+    whether an unfinished residency request (promote, evict, a write that has to fetch) covers it;
+``moving``
+    whether a data request is fetching it or writing it back at this moment.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from strideweave.errors import TileConflictError
+from strideweave.runtime.await_result import AwaitResult
+from strideweave.tiles.selection import TileSet
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from strideweave.tiles.grid import TileGrid
+
+    Ordinals = npt.NDArray[np.int64]
+
+__all__ = ["Ledger", "LedgerEntry"]
+
+_NAMED_TILES = 4  # a conflict message names this many tiles; the error's ``tiles`` has them all
+
+
+class LedgerEntry:
+    """One unfinished request: its kind, its age and the tiles it holds. Compared by identity."""
+
+    __slots__ = ("changes", "kind", "moves", "needs", "started")
+
+    def __init__(self, kind: str, needs: Ordinals, changes: Ordinals) -> None:
+        self.kind = kind
+        self.needs = needs
+        self.changes = changes
+        self.moves: set[int] = set()
+        self.started = time.monotonic()
+
+    def describe(self) -> str:
+        """Say what kind of request this is and its age in seconds."""
+        return f"{self.kind}, {time.monotonic() - self.started:.3f} s old"
+
+
+class Ledger:
+    """The unfinished requests of one tiled carrier, and the tiles they hold.
+
+    Not thread-safe by itself: the carrier calls it under its lock.
+
+    Args:
+        grid: the tile grid of the carrier.
+    """
+
+    def __init__(self, grid: TileGrid) -> None:
+        self._grid = grid
+        self.needed: npt.NDArray[np.int32] = np.zeros(grid.tile_count, np.int32)
+        self.changing: npt.NDArray[np.bool_] = np.zeros(grid.tile_count, np.bool_)
+        self.moving: npt.NDArray[np.bool_] = np.zeros(grid.tile_count, np.bool_)
+        self._entries: dict[LedgerEntry, None] = {}
+        self._watchers: list[tuple[Ordinals, AwaitResult[None]]] = []
+        self._nothing: Ordinals = np.empty(0, np.int64)
+
+    @property
+    def entries(self) -> tuple[LedgerEntry, ...]:
+        """The unfinished requests, oldest first."""
+        return tuple(self._entries)
+
+    def enter_data(self, kind: str, ordinals: Ordinals) -> LedgerEntry:
+        """Let a request that needs values in; overlapping data requests share their tiles.
+
+        Args:
+            kind: the name of the request, for messages.
+            ordinals: the distinct tiles it needs.
+
+        Raises:
+            TileConflictError: a residency request covers one of the tiles.
+        """
+        blocked = self.changing[ordinals]
+        if blocked.any():
+            raise self._conflict(kind, ordinals[blocked])
+        self.needed[ordinals] += 1
+        return self._admit(LedgerEntry(kind, ordinals, self._nothing))
+
+    def enter_residency(
+        self, kind: str, ordinals: Ordinals, would_change: npt.NDArray[np.bool_]
+    ) -> LedgerEntry:
+        """Let a request in that moves tiles between tiers.
+
+        Args:
+            kind: the name of the request, for messages.
+            ordinals: the distinct tiles it covers.
+            would_change: for each of them, whether the request has something to do there.
+
+        Raises:
+            TileConflictError: a residency request covers one of the tiles, a data request needs one that
+                would change, or one is being fetched or written back.
+        """
+        self.check_residency(kind, ordinals, would_change)
+        self.changing[ordinals] = True
+        return self._admit(LedgerEntry(kind, self._nothing, ordinals))
+
+    def check_residency(self, kind: str, ordinals: Ordinals, would_change: npt.NDArray[np.bool_]) -> None:
+        """Raise what ``enter_residency`` would raise, and admit nothing.
+
+        Raises:
+            TileConflictError: as said there.
+        """
+        blocked = self.changing[ordinals] | self.moving[ordinals]
+        blocked |= would_change & (self.needed[ordinals] > 0)
+        if blocked.any():
+            raise self._conflict(kind, ordinals[blocked])
+
+    def check_idle(self, kind: str, ordinal: int) -> None:
+        """Refuse a write to a tile that any unfinished request needs, covers or moves.
+
+        Raises:
+            TileConflictError: as said.
+        """
+        if self.needed[ordinal] or self.changing[ordinal] or self.moving[ordinal]:
+            raise self._conflict(kind, np.array([ordinal], np.int64))
+
+    def check_still(self, kind: str, ordinal: int) -> None:
+        """Refuse to read a slot of a tile that is in transit between the tiers.
+
+        Raises:
+            TileConflictError: as said.
+        """
+        if self.changing[ordinal] or self.moving[ordinal]:
+            raise self._conflict(kind, np.array([ordinal], np.int64))
+
+    def begin_move(self, entry: LedgerEntry, ordinals: Ordinals) -> None:
+        """Mark tiles as fetched or written back by ``entry`` from now on."""
+        self.moving[ordinals] = True
+        entry.moves.update(ordinals.tolist())
+
+    def end_move(self, entry: LedgerEntry, ordinals: Ordinals) -> None:
+        """Mark tiles as at rest again."""
+        self.moving[ordinals] = False
+        entry.moves.difference_update(ordinals.tolist())
+
+    def drop_needs(self, entry: LedgerEntry) -> None:
+        """Say that ``entry`` no longer needs its tiles; it stays listed until ``leave``."""
+        needs, entry.needs = entry.needs, self._nothing
+        self.needed[needs] -= 1
+
+    def leave(self, entry: LedgerEntry) -> list[AwaitResult[None]]:
+        """Strike ``entry`` off, whatever became of it; a second call does nothing.
+
+        Returns:
+            Handles of conflict errors whose tiles are free now; finish them outside the lock.
+        """
+        if self._entries.pop(entry, self) is self:
+            return []
+        self.drop_needs(entry)
+        self.changing[entry.changes] = False
+        if entry.moves:
+            self.moving[list(entry.moves)] = False
+            entry.moves.clear()
+        return self.take_freed()
+
+    def take_freed(self) -> list[AwaitResult[None]]:
+        """Take the handles whose tiles nothing holds any more."""
+        if not self._watchers:
+            return []
+        freed = [watch for watch in self._watchers if not self._held(watch[0])]
+        self._watchers = [watch for watch in self._watchers if self._held(watch[0])]
+        return [handle for _, handle in freed]
+
+    def _admit(self, entry: LedgerEntry) -> LedgerEntry:
+        self._entries[entry] = None
+        return entry
+
+    def _held(self, ordinals: Ordinals) -> bool:
+        return bool(
+            self.needed[ordinals].any() or self.changing[ordinals].any() or self.moving[ordinals].any()
+        )
+
+    def _conflict(self, kind: str, ordinals: Ordinals) -> TileConflictError:
+        holder = next(entry for entry in self._entries if _touches(entry, ordinals)).describe()
+        named = ", ".join(map(str, self._grid.coordinates(ordinals[:_NAMED_TILES])))
+        more = f" and {len(ordinals) - _NAMED_TILES} more" if len(ordinals) > _NAMED_TILES else ""
+        free: AwaitResult[None] = AwaitResult()
+        self._watchers.append((ordinals, free))
+        return TileConflictError(
+            f"{kind} meets an unfinished request ({holder}) on tiles {named}{more}; "
+            "wait for that request's handle, or for this error's `free`, and try again",
+            tiles=TileSet._from_ordinals(self._grid, ordinals),
+            holder=holder,
+            free=free,
+        )
+
+
+def _touches(entry: LedgerEntry, ordinals: Ordinals) -> bool:
+    wanted = ordinals.tolist()
+    held = (entry.needs, entry.changes)
+    return bool(entry.moves.intersection(wanted)) or any(np.isin(wanted, tiles).any() for tiles in held)

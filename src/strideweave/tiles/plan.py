@@ -1,0 +1,90 @@
+"""What one data request does about residency: a pure function of what it requires and what the policy says.
+
+Spec: *Residency policy can optimize but cannot define correctness*; contract section 5 for what it leaves
+open. The plan names tiles only; which of them are missing is looked up when the request runs, because other
+requests may fetch or drop tiles in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from strideweave.tiles.policy import ResidencyPlan, ResidencyPolicy
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from strideweave.tiles.grid import TileGrid
+    from strideweave.tiles.selection import TileSet
+
+    Ordinals = npt.NDArray[np.int64]
+
+__all__ = ["RequestPlan", "plan_request"]
+
+
+def _no_tiles() -> Ordinals:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestPlan:
+    """Tiles by what a request does with them; every field holds distinct ordinals.
+
+    Attributes:
+        required: the tiles whose values the request needs, in the request's order.
+        passing: required tiles that do not stay: those missing stream past the primary tier, those resident
+            are evicted when the request no longer needs them.
+        extra: tiles to make primary before the request consumes values, though it does not need them.
+        retain: tiles that stay primary until the request is terminal, where they are primary.
+        early: tiles that the request does not need and that are evicted before anything is fetched, so that
+            a policy's bound holds at every instant.
+    """
+
+    required: Ordinals
+    passing: Ordinals = field(default_factory=_no_tiles)
+    extra: Ordinals = field(default_factory=_no_tiles)
+    retain: Ordinals = field(default_factory=_no_tiles)
+    early: Ordinals = field(default_factory=_no_tiles)
+
+
+def plan_request(
+    policy: ResidencyPolicy | None, grid: TileGrid, required: Ordinals, tiles: TileSet, purpose: str
+) -> RequestPlan:
+    """Ask the policy, check its answer and sort it by what the request has to do.
+
+    Without a policy every required tile that is missing is promoted and stays.
+
+    Args:
+        policy: the carrier's policy, or None.
+        grid: the carrier's grid.
+        required: the ordinals that the request needs, in its own order.
+        tiles: the same tiles as a set, for the policy.
+        purpose: ``"operation"``, ``"projection"``, ``"scatter"`` or ``"backward"``.
+
+    Raises:
+        TypeError: the policy returned something other than a ResidencyPlan.
+        ValueError: the plan names tiles that are not in the grid.
+    """
+    if policy is None:
+        return RequestPlan(required)
+    answer: object = policy.plan(tiles, purpose)
+    if not isinstance(answer, ResidencyPlan):
+        raise TypeError(
+            f"{type(policy).__name__}.plan() for {purpose} returned {type(answer).__name__}; "
+            "a policy returns a ResidencyPlan"
+        )
+    promote, retain, evict = (part.bind(grid) for part in (answer.promote, answer.retain, answer.evict))
+    passing, early = _split(evict, required)
+    _, extra = _split(promote, required)
+    return RequestPlan(required, passing=passing, extra=extra, retain=retain, early=early)
+
+
+def _split(tiles: Ordinals, required: Ordinals) -> tuple[Ordinals, Ordinals]:
+    """The tiles that are required, and those that are not."""
+    if not len(tiles):
+        return tiles, tiles
+    inside = np.isin(tiles, required)
+    return tiles[inside], tiles[~inside]
