@@ -22,14 +22,22 @@ from strideweave.runtime.locks import short_lock
 
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Self
+    from typing import NoReturn, Self
 
 __all__ = ["AwaitResult", "forbid_waiting", "waiting_is_forbidden"]
 
 T_co = TypeVar("T_co", covariant=True)
 
 _logger = logging.getLogger("strideweave")
-_this_thread = threading.local()  # .forbidden is True where blocking for a request could never end
+
+
+class _ThreadRole(threading.local):
+    """What the calling thread may do."""
+
+    forbidden = False  # True where blocking for a request could never end
+
+
+_this_thread = _ThreadRole()
 
 
 def forbid_waiting(forbidden: bool = True) -> None:
@@ -45,7 +53,7 @@ def forbid_waiting(forbidden: bool = True) -> None:
 
 def waiting_is_forbidden() -> bool:
     """Tell whether the calling thread belongs to the runtime, so that ``wait()`` raises in it."""
-    return getattr(_this_thread, "forbidden", False)
+    return _this_thread.forbidden
 
 
 class AwaitResult(Awaitable[T_co], Generic[T_co]):
@@ -113,7 +121,7 @@ class AwaitResult(Awaitable[T_co], Generic[T_co]):
                 there whether or not the request has ended, so that the mistake shows on the first run.
             BaseException: what the request raised, the same object for every observation.
         """
-        if waiting_is_forbidden():
+        if _this_thread.forbidden:
             raise RuntimeError(
                 "AwaitResult.wait() inside the runtime would deadlock; await the handle instead"
             )
@@ -122,7 +130,10 @@ class AwaitResult(Awaitable[T_co], Generic[T_co]):
                 f"the request is unfinished after {timeout} s and goes on; wait again or await the handle"
             )
         try:
-            return self._outcome()
+            if self._exception is not None:
+                self._raise()
+            value: T_co = self._value
+            return value
         finally:
             del self  # a raised exception keeps this frame: no cycle handle -> exception -> frame -> handle
 
@@ -137,19 +148,18 @@ class AwaitResult(Awaitable[T_co], Generic[T_co]):
                 yield from checkpoint().__await__()
             else:
                 yield from self._sleep()
-            return self._outcome()
+            if self._exception is not None:
+                self._raise()
+            value: T_co = self._value
+            return value
         finally:
             del self  # as in wait()
 
-    def _outcome(self) -> T_co:
-        """Return the value or raise the exception of a finished handle."""
-        exception = self._exception
-        if exception is None:
-            value: T_co = self._value
-            return value
+    def _raise(self) -> NoReturn:
+        """Raise the exception of a failed handle."""
+        exception: BaseException = self._exception or RuntimeError("the request has not failed")
         try:
-            # The stored traceback again: a bare raise would append this observation's frames to the last
-            # one's.
+            # With the stored traceback: a bare raise would append this observation's frames to the last ones.
             raise exception.with_traceback(self._traceback)
         finally:
             del self, exception  # as in wait()
@@ -201,14 +211,13 @@ class AwaitResult(Awaitable[T_co], Generic[T_co]):
 
     def _settle(self, value: Any = None, exception: BaseException | None = None) -> bool:
         """Store the outcome without waking anybody; False when there was one already."""
-        if exception is not None:
-            exception = _storable(exception)
         with short_lock:
             if self._done:
                 return False
             self._value = value
-            self._exception = exception
-            self._traceback = None if exception is None else exception.__traceback__
+            if exception is not None:
+                self._exception = exception = _storable(exception)
+                self._traceback = exception.__traceback__
             self._done = True  # last: whoever reads True without the lock finds the outcome complete
         return True
 

@@ -40,12 +40,14 @@ class EventLoop:
     Attributes:
         root: the task group that the scopes' hosts live in; touched by the runtime thread only.
         scopes: the task scopes that are open in this loop.
+        finished: requests that have ended.
+        failed: those among them that ended with an exception.
     """
 
     def __init__(self) -> None:
         self.root: TaskGroup
         self.scopes: set[TaskScope] = set()
-        self.succeeded = 0  # counted by the thread that settles requests, under the settling lock
+        self.finished = 0  # counted by the scopes, under both locks
         self.failed = 0
         self._closed = False
         self._stop_asked = False
@@ -154,13 +156,6 @@ class EventLoop:
                 close()
             except Exception:  # one that fails must not keep the others open, and the process is ending
                 _logger.debug("closing %r failed", service, exc_info=True)
-
-    def count(self, *, failed: bool) -> None:
-        """Count a settled request; called under the settling lock."""
-        if failed:
-            self.failed += 1
-        else:
-            self.succeeded += 1
 
     def disown(self) -> None:
         """Refuse calls for ever: in a forked child this loop is the parent's and must not be touched."""
@@ -288,13 +283,12 @@ def statistics() -> RuntimeStatistics:
         return RuntimeStatistics()
     with settling_lock:  # nothing settles meanwhile, so the numbers add up
         pending = sum(scope.pending for scope in tuple(runtime.scopes))
-        finished = runtime.succeeded + runtime.failed
         return RuntimeStatistics(
             running=runtime.is_open,
             scopes=len(runtime.scopes),
             services=runtime.service_count,
-            started=finished + pending,
-            finished=finished,
+            started=runtime.finished + pending,
+            finished=runtime.finished,
             failed=runtime.failed,
             pending=pending,
         )

@@ -93,25 +93,24 @@ class _Request:
             error: the outcome otherwise.
             wake: False leaves sleeping observers asleep, where waking them could only do harm.
         """
+        handle = self.handle
         with settling_lock:
             if self.settled:
                 return
             self.settled = True
-            error = self._clean_up(error)
-            scope, handle = self.scope, self.handle
+            if self.cleanup is not None:
+                error = self._clean_up(self.cleanup, error)
             with short_lock:
-                scope.forget(self, failed=error is not None)
+                self.scope.forget(self, failed=error is not None)
                 handle._settle(value, error)
-            del self.function, self.args, self.cleanup  # a kept traceback must not keep the carrier alive
+            del self.function, self.args, self.cleanup  # a task that is stuck must not keep the carrier alive
         if wake:
             handle._wake()
 
-    def _clean_up(self, error: BaseException | None) -> BaseException | None:
+    def _clean_up(self, cleanup: Callable[[], None], error: BaseException | None) -> BaseException | None:
         """Run the cleanup and return the request's error, or the cleanup's own if there was none."""
-        if self.cleanup is None:
-            return error
         try:
-            self.cleanup()
+            cleanup()
         except BaseException as failure:  # the handle must end all the same
             _logger.exception("the cleanup of a request of %s failed", self.scope.name)
             return failure if error is None else error
@@ -133,11 +132,11 @@ class TaskScope:
         "_closed",
         "_closing",
         "_failed",
+        "_finished",
         "_group",
         "_hosted",
         "_pending",
         "_runtime",
-        "_succeeded",
         "_unopened",
         "_wake_host",
         "name",
@@ -147,7 +146,7 @@ class TaskScope:
         self.name = name
         self._closed = False
         self._pending: set[_Request] = set()
-        self._succeeded = 0
+        self._finished = 0
         self._failed = 0
         self._runtime: EventLoop | None = None
         self._reset_group()
@@ -251,10 +250,9 @@ class TaskScope:
     def statistics(self) -> ScopeStatistics:
         """Return the counts of this scope's requests."""
         with short_lock:
-            finished = self._succeeded + self._failed
             return ScopeStatistics(
-                started=finished + len(self._pending),
-                finished=finished,
+                started=self._finished + len(self._pending),
+                finished=self._finished,
                 failed=self._failed,
                 pending=len(self._pending),
                 closed=self._closed,
@@ -268,12 +266,12 @@ class TaskScope:
     def forget(self, request: _Request, *, failed: bool) -> None:
         """Take a settled request off the list; called under both locks."""
         self._pending.discard(request)
-        if failed:
-            self._failed += 1
-        else:
-            self._succeeded += 1
-        if self._runtime is not None:
-            self._runtime.count(failed=failed)
+        runtime = self._runtime
+        self._finished += 1
+        self._failed += failed
+        if runtime is not None:
+            runtime.finished += 1
+            runtime.failed += failed
 
     def fail_pending(self, message: str, *, cause: BaseException | None = None, wake: bool = True) -> None:
         """End every unfinished request with a RuntimeError of its own."""
