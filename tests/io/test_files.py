@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -156,10 +157,14 @@ def test_punching_resumes_after_a_signal(path: Path, monkeypatch: pytest.MonkeyP
     assert len(calls) == 2
 
 
-def test_punching_a_read_only_file_is_an_error_with_the_path(path: Path) -> None:
+def test_a_failing_punch_or_truncation_of_a_read_only_file_is_an_error_with_the_path(path: Path) -> None:
+    file = OpenFile.open(path)
     with pytest.raises(OSError, match=r"10 bytes at offset 5") as caught:
-        OpenFile.open(path).punch(5, 10)
+        file.punch(5, 10)
     assert (caught.value.errno, caught.value.filename) == (errno.EBADF, str(path))
+    with pytest.raises(PermissionError, match="reading only"):
+        file.truncate(0)
+    assert path.read_bytes() == bytes(range(100))
 
 
 @pytest.mark.parametrize(("offset", "length"), [(-1, 1), (0, -1)])
@@ -169,7 +174,7 @@ def test_a_negative_range_cannot_be_punched(path: Path, offset: int, length: int
 
 
 def test_closing_is_idempotent_and_later_use_says_so(path: Path) -> None:
-    file = OpenFile.open(path)
+    file = OpenFile.open(path, writable=True)
     number = file.fd
     file.close()
     file.close()
@@ -211,21 +216,48 @@ def test_removing_deletes_once_and_tolerates_a_vanished_file(tmp_path: Path) -> 
     other.remove()
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_a_forked_child_reads_the_file_and_never_removes_it(path: Path) -> None:
-    file = OpenFile.open(path, writable=True)
+def in_a_forked_child(check: Callable[[], bool]) -> bool:
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            good = os.pread(file.fd, 3, 5) == bytes([5, 6, 7])
-            file.remove()
-            status = 0 if good and file.is_closed() else 2
+            status = 0 if check() else 2
         finally:
             os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert os.pread(file.fd, 1, 5) == b"\x05"
-    assert path.exists()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def raises(error: type[Exception], call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except error:
+        return True
+    return False
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_child_reads_what_its_parent_created_and_cannot_change_it(tmp_path: Path) -> None:
+    file = OpenFile.create(tmp_path / "private")
+    os.pwrite(file.fd, bytes(range(100)), 0)
+
+    def child() -> bool:
+        good = os.pread(file.fd, 3, 5) == bytes([5, 6, 7])
+        good &= raises(PermissionError, file.require_writable)
+        good &= raises(PermissionError, lambda: file.truncate(0))
+        good &= not file.punch(0, 100)
+        file.remove()
+        return good and file.is_closed()
+
+    assert in_a_forked_child(child)
+    assert (tmp_path / "private").read_bytes() == bytes(range(100))
+    file.require_writable()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_child_may_write_to_a_file_that_existed_before(path: Path) -> None:
+    file = OpenFile.open(path, writable=True)
+    assert in_a_forked_child(lambda: file.require_writable() is None and os.pwrite(file.fd, b"x", 0) == 1)
+    assert path.read_bytes()[:2] == b"x\x01"
 
 
 def test_counters_lose_nothing_between_threads(path: Path) -> None:

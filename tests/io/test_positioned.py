@@ -210,7 +210,7 @@ def test_a_file_size_limit_stops_a_write_half_way_and_says_how_far_it_came(tmp_p
 def test_a_write_through_a_read_only_file_says_so(tmp_path: Path) -> None:
     (tmp_path / "kept").write_bytes(b"abc")
     file = OpenFile.open(tmp_path / "kept")
-    with pytest.raises(OSError, match="open for reading only") as caught:
+    with pytest.raises(PermissionError, match="open for reading only") as caught:
         write_spans([FileSpan(file, 0, np.ones(1, np.uint8))])
     assert caught.value.filename == str(tmp_path / "kept")
     assert (tmp_path / "kept").read_bytes() == b"abc"

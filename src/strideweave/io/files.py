@@ -88,20 +88,20 @@ class FileStatistics:
 class OpenFile:
     """An open file that is read and written at offsets; it has no position, so any thread may use it.
 
-    Made by :meth:`open` (a file that exists and stays) or :meth:`create` (a new one). Closing is idempotent
-    and also happens when the object dies. A forked child shares the file; :meth:`remove` in the child leaves
-    it in place.
+    Made by :meth:`open` (a file that exists and stays) or :meth:`create` (a new one, private to the process).
+    Closing is idempotent and also happens when the object dies. A forked child shares an open file; one that
+    its parent created it may read, and leaves it as it is: writing raises, freeing and removing do nothing.
 
     Attributes:
         path: where the file was opened.
         writable: whether it was opened for writing.
     """
 
-    def __init__(self, path: str, number: int, *, writable: bool) -> None:
+    def __init__(self, path: str, number: int, *, writable: bool, creator: int | None = None) -> None:
         self.path = path
         self.writable = writable
+        self._creator = creator  # the process that may change the file, where that is one alone
         self._descriptor: _Descriptor | None = _Descriptor(number)
-        self._opener = os.getpid()
         self._counts: dict[int, list[int]] = {}
 
     @classmethod
@@ -140,9 +140,8 @@ class OpenFile:
             OSError: the system refused, with the path.
         """
         name = os.fspath(path)
-        file = cls(
-            name, os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), writable=True
-        )
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        file = cls(name, os.open(name, flags, 0o600), writable=True, creator=os.getpid())
         if size:
             try:
                 file.truncate(size)
@@ -165,6 +164,23 @@ class OpenFile:
         if held is None:
             raise ValueError(f"{self.path!r} is closed: no more bytes can be read or written through it")
         return held
+
+    def require_writable(self) -> None:
+        """Raise unless this process may write to the file.
+
+        Raises:
+            PermissionError: it is open for reading only, or the parent of this forked process created it.
+        """
+        if not self.writable:
+            reason = "the file is open for reading only; open it with mutable=True to write to it"
+        elif self._is_inherited():
+            reason = "the file belongs to the parent of this process; what a fork inherits can only be read"
+        else:
+            return
+        raise PermissionError(errno.EACCES, reason, self.path)
+
+    def _is_inherited(self) -> bool:
+        return self._creator is not None and self._creator != os.getpid()
 
     @property
     def fd(self) -> int:
@@ -193,6 +209,7 @@ class OpenFile:
         Raises:
             OSError: the system refused, with the path.
         """
+        self.require_writable()
         held = self.descriptor()
         try:
             os.ftruncate(held.number, size)
@@ -222,7 +239,7 @@ class OpenFile:
         held = self.descriptor()
         if length == 0:
             return True
-        code = _punch(held.number, offset, length)
+        code = errno.ENOSYS if self._is_inherited() else _punch(held.number, offset, length)
         if code == 0:
             self.count(bytes_punched=length)
             return True
@@ -237,8 +254,8 @@ class OpenFile:
         self._descriptor = None
 
     def remove(self) -> None:
-        """Close the file and delete it, unless another process (this one's parent) opened it; idempotent."""
-        mine = self._descriptor is not None and self._opener == os.getpid()
+        """Close the file and delete it, unless it was inherited from a parent process; idempotent."""
+        mine = self._descriptor is not None and not self._is_inherited()
         self.close()
         if mine:
             with suppress(FileNotFoundError):

@@ -89,7 +89,8 @@ def write_spans(spans: Sequence[FileSpan], pwritev: SystemCall = os.pwritev) -> 
         pwritev: the system call, replaced in tests.
 
     Raises:
-        OSError: the system failed (a full disk, a limit, a file open for reading only), with the path.
+        PermissionError: a file is open for reading only or belongs to the parent process.
+        OSError: the system failed (a full disk, a limit), with the path.
         ValueError: a file is closed.
     """
     _run(spans, pwritev, writing=True)
@@ -127,6 +128,8 @@ class _FileMover:
     __slots__ = ("_call", "_calls", "_held", "_moved", "_writing", "file")
 
     def __init__(self, file: OpenFile, call: SystemCall, *, writing: bool) -> None:
+        if writing:
+            file.require_writable()
         self.file = file
         self._held = file.descriptor()  # keeps the descriptor's number ours until the last call is over
         self._call = call
@@ -161,8 +164,6 @@ class _FileMover:
 
     def _failure(self, error: OSError, offset: int, wanted: int, done: int) -> OSError:
         reason = error.strerror or str(error)
-        if error.errno == errno.EBADF and self._writing and not self.file.writable:
-            reason += ", the file is open for reading only"
         return OSError(error.errno, self._report(reason, offset, wanted, done), self.file.path)
 
     def _stuck(self, offset: int, wanted: int, done: int) -> Exception:

@@ -1,0 +1,195 @@
+"""The spill directory: where it is, what it refuses, when it goes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from strideweave.io.spill import SPILL_VARIABLE, SpillDirectory
+from strideweave.runtime.event_loop import current_runtime
+
+
+@pytest.fixture
+def spill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SpillDirectory]:
+    monkeypatch.setenv(SPILL_VARIABLE, str(tmp_path))
+    spill = SpillDirectory()
+    yield spill
+    spill.close()
+
+
+def test_the_directory_is_made_with_the_first_file_for_this_user_alone(
+    spill: SpillDirectory, tmp_path: Path
+) -> None:
+    assert list(tmp_path.iterdir()) == []
+    assert spill.statistics().path is None
+    file = spill.create(size=100)
+    (directory,) = tmp_path.iterdir()
+    assert spill.statistics().path == str(directory)
+    assert Path(file.path).parent == directory
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert Path(file.path).stat().st_mode & 0o777 == 0o600
+    assert file.size() == 100
+    other = spill.create()
+    assert other.path != file.path
+    assert spill.statistics().created == 2
+
+
+def test_without_the_variable_the_systems_temporary_directory_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for value in (None, ""):
+        if value is None:
+            monkeypatch.delenv(SPILL_VARIABLE, raising=False)
+        else:
+            monkeypatch.setenv(SPILL_VARIABLE, value)
+        spill = SpillDirectory()
+        assert Path(spill.create().path).parent.parent == tmp_path
+        spill.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_place_is_an_error_that_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SPILL_VARIABLE, "/nonexistent/place")
+    with pytest.raises(FileNotFoundError, match=SPILL_VARIABLE) as caught:
+        SpillDirectory().create()
+    assert caught.value.filename == "/nonexistent/place"
+
+
+def test_a_file_gets_the_name_that_was_asked_for(spill: SpillDirectory) -> None:
+    assert Path(spill.create("weights.bin").path).name == "weights.bin"
+    spill.create("spill-0.bin")
+    assert Path(spill.create().path).name == "spill-1.bin"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "a/", "a\0b"])
+def test_a_name_that_is_a_path_is_refused_before_anything_is_made(
+    spill: SpillDirectory, tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(ValueError, match="not a plain file name"):
+        spill.create(name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [b"bytes", 3, Path("a")])
+def test_a_name_of_another_type_is_refused(spill: SpillDirectory, name: object) -> None:
+    with pytest.raises(TypeError, match="must be a str"):
+        spill.create(name)  # type: ignore[arg-type]
+
+
+def test_a_taken_name_is_refused_until_its_file_is_gone(spill: SpillDirectory) -> None:
+    file = spill.create("weights.bin", size=8)
+    with pytest.raises(ValueError, match=r"a file 'weights.bin' already"):
+        spill.create("weights.bin")
+    assert file.size() == 8
+    file.remove()
+    assert spill.create("weights.bin").size() == 0
+
+
+def test_a_directory_that_a_cleaner_removed_is_made_again(spill: SpillDirectory) -> None:
+    first = spill.create(size=4)
+    os.pwrite(first.fd, b"abcd", 0)
+    Path(first.path).unlink()
+    Path(first.path).parent.rmdir()
+    second = spill.create("again")
+    assert Path(second.path).exists()
+    assert os.pread(first.fd, 4, 0) == b"abcd"
+
+
+def test_closing_removes_everything_and_is_idempotent(spill: SpillDirectory, tmp_path: Path) -> None:
+    file = spill.create(size=3)
+    (Path(file.path).parent / "left by somebody").write_bytes(b"x")
+    spill.close()
+    spill.close()
+    assert list(tmp_path.iterdir()) == []
+    assert spill.statistics().path is None
+    file.remove()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_child_never_removes_its_parents_directory(spill: SpillDirectory, tmp_path: Path) -> None:
+    spill.create("kept")
+    child = os.fork()
+    if child == 0:
+        try:
+            spill.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert [path.name for path in tmp_path.glob("*/*")] == ["kept"]
+
+
+PREAMBLE = """
+    import os, sys
+    from strideweave.io.spill import SpillDirectory
+    from strideweave.runtime.event_loop import current_runtime
+    create = lambda *a, **k: current_runtime().service(SpillDirectory).create(*a, **k)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [
+        ("", 0),
+        ("raise RuntimeError('the program failed')", 1),
+        ("sys.exit(3)", 3),
+        ("raise KeyboardInterrupt", -2),
+    ],
+)
+def test_the_directory_is_removed_when_the_interpreter_ends(tmp_path: Path, ending: str, status: int) -> None:
+    program = textwrap.dedent(PREAMBLE) + "file = create(size=10)\nprint(file.path)\n" + ending
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env={**os.environ, SPILL_VARIABLE: str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.startswith(str(tmp_path))) == (status, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_multiprocessing_child_removes_its_own_directory_and_leaves_its_parents(
+    tmp_path: Path, method: str
+) -> None:
+    program = textwrap.dedent(PREAMBLE) + textwrap.dedent("""
+        import multiprocessing, pathlib, warnings
+        def work(parent):
+            mine = pathlib.Path(create(size=10).path).parent
+            assert str(mine) != parent, "the parent's directory was reused"
+        if __name__ == "__main__":
+            warnings.simplefilter("ignore", DeprecationWarning)
+            parent = pathlib.Path(create("kept").path).parent
+            child = multiprocessing.get_context(sys.argv[1]).Process(target=work, args=(str(parent),))
+            child.start()
+            child.join()
+            assert child.exitcode == 0
+            print(sorted(path.name for path in parent.parent.glob("*/*")))
+    """)
+    script = tmp_path / "script.py"
+    script.write_text(program)
+    place = tmp_path / "place"
+    place.mkdir()
+    done = subprocess.run(
+        [sys.executable, str(script), method],
+        env={**os.environ, SPILL_VARIABLE: str(place)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "['kept']\n", "")
+    assert list(place.iterdir()) == []
+
+
+def test_the_runtime_has_one_spill_directory() -> None:
+    assert current_runtime().service(SpillDirectory) is current_runtime().service(SpillDirectory)
