@@ -2,6 +2,7 @@
 
 from strideweave.carriers.base import Carrier
 from strideweave.carriers.cpu import CPU
+from strideweave.carriers.file_backed import FileBacked
 from strideweave.carriers.generic import Generic
 
-__all__ = ["CPU", "Carrier", "Generic"]
+__all__ = ["CPU", "Carrier", "FileBacked", "Generic"]

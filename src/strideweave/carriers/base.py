@@ -15,8 +15,10 @@ import numpy as np
 
 from strideweave.carriers.array_views import gathered
 from strideweave.carriers.lifecycle import CarrierLifecycle
+from strideweave.carriers.view_operations import ViewOperation
 from strideweave.dtype import DType
-from strideweave.operations.checks import as_integer
+from strideweave.layout.int_tuple import as_integer
+from strideweave.operations.table import OPERATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -172,6 +174,9 @@ class Carrier(CarrierLifecycle):
             NotImplementedError: this carrier class does not run that operation.
         """
         self._require_live()
+        definition = OPERATIONS.get(name)
+        if definition is not None and definition.result == "view":
+            return ViewOperation(definition, type(self))
         raise NotImplementedError(
             f"{type(self).__name__} does not run the operation {name!r}; "
             "move the tensor to a carrier that computes, such as CPU"
@@ -180,9 +185,14 @@ class Carrier(CarrierLifecycle):
     def operation_capabilities(self, name: str | None = None) -> tuple[OperationCapability, ...]:
         """List what this carrier class runs, all of it or the entries of one operation.
 
-        Answers after release too.
+        Answers after release too. The layout-only operations are there for every carrier.
         """
-        return ()
+        return tuple(
+            capability
+            for definition in OPERATIONS.values()
+            if definition.result == "view" and name in (None, definition.name)
+            for capability in definition.capabilities()
+        )
 
     def facet(self, facet_type: type[F]) -> F | None:
         """Give the facet of that type which this carrier carries, or None.
@@ -264,6 +274,10 @@ class Carrier(CarrierLifecycle):
         """View the slots of a layout, shaped ``layout.extents``; None where no view without a copy exists."""
         self._require_live()
         return None
+
+    def _adopt_like(self, values: NDArray[Any], dtype: DType) -> Self:
+        """Make a fresh carrier of this class around a fresh 1-D array that nobody else refers to."""
+        return self.new_like(values, dtype=dtype)
 
     def _read_slots(self, start: int, slots: int) -> NDArray[Any]:
         """Copy a run of slots to a fresh 1-D array of the dtype.

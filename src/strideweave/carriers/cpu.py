@@ -16,7 +16,7 @@ from strideweave.carriers.lifecycle import check_slot_count
 from strideweave.carriers.memory import MemoryCarrier
 from strideweave.dtype import DType
 from strideweave.io.buffers import aligned_array
-from strideweave.operations.checks import as_integer
+from strideweave.layout.int_tuple import as_integer
 
 __all__ = ["CPU", "CPUStatistics"]
 

@@ -43,6 +43,9 @@ class Generic(MemoryCarrier):
     def __init_subclass__(cls) -> NoReturn:
         raise TypeError("Generic is final; subclass Carrier to write a carrier")
 
+    def _adopt_like(self, values: NDArray[Any], dtype: DType) -> Generic:
+        return self.new_like(values, dtype=dtype)
+
     @classmethod
     def _make_slots(cls, size: int, dtype: DType) -> NDArray[Any]:
         return np.frombuffer(bytearray(size * dtype.itemsize), dtype.numpy)

@@ -6,13 +6,13 @@ A carrier is in one of three conditions: live and unowned (anyone may write if i
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 
 from strideweave.dtype import DType
 from strideweave.errors import ImmutableError, OwnershipError, PendingWorkError, ReleasedError
-from strideweave.operations.checks import as_integer
+from strideweave.layout.int_tuple import as_integer
 from strideweave.operations.operand import Storage
+from strideweave.runtime.locks import short_lock
 from strideweave.runtime.task_scope import TaskScope
 
 __all__ = ["CarrierLifecycle", "check_slot_count"]
@@ -37,8 +37,8 @@ class CarrierLifecycle(Storage):
         self._owner: object | None = None
         self._released = False
         self._writes_in_flight = 0
-        # Re-entrant, because a finalizer that relinquishes may run in a thread that holds this very lock.
-        self._lock = threading.RLock()
+        # The runtime's one short lock: a request's cleanup relinquishes carriers, in a forked child too.
+        self._lock = short_lock
         self._task_scope: TaskScope | None = None
 
     def size(self) -> int:

@@ -10,7 +10,10 @@ import numpy as np
 from strideweave.carriers.array_views import gathered, strided_view
 from strideweave.carriers.base import Carrier
 from strideweave.carriers.lifecycle import check_slot_count
+from strideweave.carriers.numpy_kernels import KERNELS
+from strideweave.carriers.numpy_operations import NumpyOperation
 from strideweave.dtype import DType
+from strideweave.operations.table import OPERATIONS
 
 if TYPE_CHECKING:
     from typing import Self
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strideweave.layout import Layout
+    from strideweave.operations.definition import Operation, OperationCapability
     from strideweave.operations.operand import Operand
 
 __all__ = ["MemoryCarrier", "slots_from"]
@@ -73,6 +77,27 @@ class MemoryCarrier(Carrier):
         slots = self._make_slots(check_slot_count(size), chosen)
         return self._around(slots, dtype=chosen, mutable=mutable)
 
+    def dispatch_op(self, name: str) -> Operation:
+        """Give a fresh ``Operation`` that NumPy runs on tensors of this carrier class.
+
+        Raises:
+            ReleasedError: the carrier was released.
+            NotImplementedError: there is no such operation.
+        """
+        if name in KERNELS:
+            self._require_live()
+            return NumpyOperation(OPERATIONS[name], type(self))
+        return super().dispatch_op(name)
+
+    def operation_capabilities(self, name: str | None = None) -> tuple[OperationCapability, ...]:
+        """List every operation, or the entries of one. Answers after release too."""
+        return tuple(
+            capability
+            for definition in OPERATIONS.values()
+            if name in (None, definition.name)
+            for capability in definition.capabilities()
+        )
+
     def _choose_dtype(self, dtype: DType | None) -> DType:
         chosen = self._dtype if dtype is None else dtype
         self.supports_storage_dtype(chosen)
@@ -102,6 +127,9 @@ class MemoryCarrier(Carrier):
     def _bytes(self) -> NDArray[np.uint8]:
         self._require_live()
         return self._slots.view(np.uint8)
+
+    def _adopt_like(self, values: NDArray[Any], dtype: DType) -> Self:
+        return self._around(values, dtype=dtype, mutable=True)
 
     def _array(self, layout: Layout, offset: int, writable: bool) -> NDArray[Any] | None:
         self._require_live()

@@ -64,6 +64,10 @@ class Storage(ABC):
         """Raise ReleasedError, OwnershipError or ImmutableError when a public write is refused."""
 
     @abstractmethod
+    def _adopt_like(self, values: NDArray[Any], dtype: DType) -> Any:
+        """Make fresh storage of this kind around a fresh array that nobody else refers to."""
+
+    @abstractmethod
     def _array(self, layout: Layout, offset: int, writable: bool) -> NDArray[Any] | None:
         """View the slots of a layout without a copy, or None where no such view exists."""
 

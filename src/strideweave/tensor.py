@@ -1,0 +1,316 @@
+"""The tensor: a carrier, a first slot, and a Layout that says which slot each coordinate lies in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from strideweave.layout import Layout
+from strideweave.layout.int_tuple import as_integer
+from strideweave.operations import contraction, elementwise, views
+from strideweave.operations.operand import Operand, Storage
+from strideweave.runtime.await_result import AwaitResult
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
+
+    from strideweave.carriers.base import Carrier
+    from strideweave.dtype import DType
+    from strideweave.operations.definition import Scalar
+
+__all__ = ["Tensor"]
+
+
+class Tensor(Operand):
+    """A view of a carrier's slots as an array: coordinate ``c`` lies in slot ``offset + layout(c)``.
+
+    A Tensor is cheap: views share the carrier, and no value is copied when one is made. ``shape`` is a
+    plain tuple of the extents of the Layout's top-level modes; ``layout.shape`` keeps the hierarchy below
+    them.
+
+    Args:
+        carrier: the live carrier that holds the values.
+        offset: slot of the coordinate that the Layout maps to 0.
+        layout: maps coordinates to slots, relative to ``offset``.
+        requires_grad: whether a gradient is wanted; None means "if the dtype is differentiable".
+
+    Raises:
+        TypeError: an argument is of a wrong type, or ``requires_grad`` was asked of a dtype without
+            gradients. ValueError: the Layout reaches a slot outside the carrier. ReleasedError: the carrier
+            was released.
+    """
+
+    __slots__ = ("__weakref__", "_carrier", "_layout", "_offset", "_requires_grad")
+
+    # NumPy's own operators give way to the reflected ones below instead of converting to an array.
+    __array_priority__ = 1000
+
+    def __init__(
+        self, carrier: Carrier, offset: int, layout: Layout, *, requires_grad: bool | None = None
+    ) -> None:
+        if not isinstance(carrier, Storage):
+            raise TypeError(f"carrier must be a Carrier, found {type(carrier).__name__}")
+        if not isinstance(layout, Layout):
+            raise TypeError(f"layout must be a Layout, found {type(layout).__name__}; see row_major(*shape)")
+        start = as_integer(offset, "offset")
+        carrier._require_live()
+        _check_range(carrier, start, layout)
+        self._carrier: Carrier = carrier
+        self._offset = start
+        self._layout = layout
+        self._requires_grad = _checked_requires_grad(requires_grad, carrier.dtype())
+
+    # What it is
+
+    @property
+    def carrier(self) -> Carrier:
+        """The carrier that holds the values."""
+        return self._carrier
+
+    @property
+    def offset(self) -> int:
+        """Slot of the coordinate that the Layout maps to 0."""
+        return self._offset
+
+    @property
+    def layout(self) -> Layout:
+        """The map from coordinates to slots, relative to ``offset``."""
+        return self._layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extent of each top-level mode."""
+        return self._layout.extents
+
+    @property
+    def ndim(self) -> int:
+        """Number of top-level modes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self._layout.size
+
+    @property
+    def dtype(self) -> DType:
+        """Type of every element."""
+        return self._carrier.dtype()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the elements stand for, ``size * dtype.itemsize``."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def version(self) -> int:
+        """The carrier's version: how many public writes changed it."""
+        return self._carrier.version
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a gradient is wanted for this tensor."""
+        return self._requires_grad
+
+    # Elements
+
+    def __getitem__(self, index: int | tuple[Any, ...]) -> bool | int | float:
+        """Read one element.
+
+        Args:
+            index: an integer is the linear coordinate with the first mode fastest; a tuple has one entry
+                per mode.
+
+        Raises:
+            TypeError: the index is neither, or an entry is no integer.
+            IndexError: it is outside the tensor; negative ones are.
+            ReleasedError: the carrier was released.
+        """
+        return self._carrier.get_value(self._slot(index))
+
+    def __setitem__(self, index: int | tuple[Any, ...], value: object) -> None:
+        """Write one element, as a public mutation of the carrier; indices as for reading.
+
+        Raises:
+            TypeError, OverflowError, ValueError: the value does not fit the dtype.
+            OwnershipError, ImmutableError, ReleasedError: the carrier refuses public writes.
+        """
+        self._carrier.set_value(self._slot(index), value)
+
+    def item(self) -> bool | int | float:
+        """Give the only element as a Python scalar.
+
+        Raises:
+            ValueError: there is not exactly one element.
+        """
+        if self.size != 1:
+            raise ValueError(f"item() needs exactly one element, found shape {self.shape}")
+        return self[0]
+
+    def tolist(self) -> Any:
+        """Give the elements as nested lists of Python scalars; a scalar for a tensor without axes."""
+        return self.numpy().tolist()
+
+    # Arrays
+
+    def numpy(self, copy: bool | None = None, writable: bool = False) -> NDArray[Any]:
+        """Give the elements as a NumPy array of ``shape``, whether or not the tensor requires a gradient.
+
+        The array is a view of the carrier's memory where its Layout has one stride per mode and the carrier
+        lives in memory. Writes through a view do not advance the version; ``carrier.increment_version()``
+        does. A copy belongs to the caller: it is writable and never changes again.
+
+        Args:
+            copy: True always copies, False never, None only where no view exists.
+            writable: ask for a writable view; without it a view is read-only.
+
+        Raises:
+            ValueError: no view exists and ``copy=False`` or a writable view was asked.
+            OwnershipError, ImmutableError: a writable view was asked of a carrier that refuses public writes.
+            ReleasedError: the carrier was released.
+        """
+        self._carrier._require_live()
+        if copy:
+            return self._carrier._gather_array(self)
+        if writable:
+            self._carrier._require_mutable()
+        view = self._carrier._array(self._layout, self._offset, writable)
+        if view is None or (writable and not self._layout.is_injective):
+            if copy is False or writable:
+                raise ValueError(self._no_view(writable))
+            view = self._carrier._gather_array(self)
+        return view
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """Convert for ``numpy.asarray`` and its kin; without a copy the array is read-only."""
+        array = self.numpy(copy)
+        if dtype is None or array.dtype == np.dtype(dtype):
+            return array
+        if copy is False:
+            raise ValueError(f"a {self.dtype.name} tensor cannot become {np.dtype(dtype)} without a copy")
+        return array.astype(dtype)
+
+    # Views
+
+    def detach(self) -> Tensor:
+        """Give the same values on the same carrier, with ``requires_grad`` False."""
+        return Tensor(self._carrier, self._offset, self._layout, requires_grad=False)
+
+    def permute(self, *axes: int | tuple[int, ...]) -> Tensor:
+        """Reorder the axes, given as integers or as one tuple; see ``strideweave.permute``."""
+        return views.permute(self, _unpacked(axes))
+
+    def reshape(self, *shape: int | tuple[int, ...]) -> Tensor:
+        """Give the elements another shape, as integers or as one tuple; see ``strideweave.reshape``."""
+        return views.reshape(self, _unpacked(shape))
+
+    def broadcast_to(self, *shape: int | tuple[int, ...]) -> Tensor:
+        """Repeat to a shape, as integers or as one tuple; see ``strideweave.broadcast_to``."""
+        return views.broadcast_to(self, _unpacked(shape))
+
+    def squeeze(self, axis: int | tuple[int, ...] | None = None) -> Tensor:
+        """Drop axes of extent 1; see ``strideweave.squeeze``."""
+        return views.squeeze(self, axis)
+
+    def unsqueeze(self, axis: int) -> Tensor:
+        """Insert an axis of extent 1; see ``strideweave.unsqueeze``."""
+        return views.unsqueeze(self, axis)
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802  (NumPy's name)
+        """The axes in reverse order, as a view."""
+        return views.permute(self, tuple(reversed(range(self.ndim))))
+
+    # Operators
+
+    def __add__(self, other: Tensor | Scalar) -> Tensor:
+        return elementwise.add(self, other) if _is_operand(other) else NotImplemented
+
+    def __radd__(self, other: Tensor | Scalar) -> Tensor:
+        return elementwise.add(other, self) if _is_operand(other) else NotImplemented
+
+    def __sub__(self, other: Tensor | Scalar) -> Tensor:
+        return elementwise.sub(self, other) if _is_operand(other) else NotImplemented
+
+    def __rsub__(self, other: Tensor | Scalar) -> Tensor:
+        return elementwise.sub(other, self) if _is_operand(other) else NotImplemented
+
+    def __mul__(self, other: Tensor | Scalar) -> Tensor:
+        return elementwise.mul(self, other) if _is_operand(other) else NotImplemented
+
+    def __rmul__(self, other: Tensor | Scalar) -> Tensor:
+        return elementwise.mul(other, self) if _is_operand(other) else NotImplemented
+
+    def __truediv__(self, other: Tensor | Scalar) -> Tensor:
+        return elementwise.div(self, other) if _is_operand(other) else NotImplemented
+
+    def __rtruediv__(self, other: Tensor | Scalar) -> Tensor:
+        return elementwise.div(other, self) if _is_operand(other) else NotImplemented
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        return contraction.matmul(self, other) if _is_operand(other) else NotImplemented
+
+    def __neg__(self) -> Tensor:
+        return elementwise.neg(self)
+
+    # Not a sequence: ``tensor[i]`` is a linear coordinate, so the old iteration protocol would flatten
+    # silently.
+    def __iter__(self) -> NoReturn:
+        raise TypeError("a Tensor is not iterable; use tolist() or numpy()")
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ValueError(f"the truth value of a tensor of shape {self.shape} is ambiguous")
+        return bool(self.item())
+
+    def __repr__(self) -> str:
+        where = type(self._carrier).__name__ + (", released" if self._carrier.is_released() else "")
+        return f"Tensor(shape={self.shape}, {self.dtype.name}, {where}, requires_grad={self._requires_grad})"
+
+    def _slot(self, index: int | tuple[Any, ...]) -> int:
+        if isinstance(index, tuple):
+            if len(index) != self.ndim:
+                raise IndexError(
+                    f"a coordinate of {self.ndim} entries is needed for {self.shape}, found {index}"
+                )
+        else:
+            index = as_integer(index, "an index")
+        return self._offset + self._layout(index)
+
+    def _no_view(self, writable: bool) -> str:
+        kind = "writable view" if writable else "view"
+        return (
+            f"a tensor of layout {self._layout} on {type(self._carrier).__name__} has no {kind} "
+            "as a NumPy array; ask numpy(copy=True)"
+        )
+
+
+def _check_range(carrier: Storage, offset: int, layout: Layout) -> None:
+    low, high, size = offset + layout.min_index, offset + layout.max_index, carrier.size()
+    reached = low >= 0 and (high < size if layout.size else high <= size)
+    if not reached:
+        raise ValueError(
+            f"offset {offset} and layout {layout} reach the slots {low} to {high}, "
+            f"outside a carrier of {size} slots"
+        )
+
+
+def _checked_requires_grad(requires_grad: bool | None, dtype: DType) -> bool:
+    if requires_grad is None:
+        return dtype.is_differentiable
+    if not isinstance(requires_grad, bool):
+        raise TypeError(f"requires_grad must be a bool or None, found {type(requires_grad).__name__}")
+    if requires_grad and not dtype.is_differentiable:
+        raise TypeError(f"{dtype.name} has no gradients; requires_grad=True needs a floating dtype")
+    return requires_grad
+
+
+def _unpacked(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Take ``f(1, 2)`` and ``f((1, 2))`` for the same."""
+    return tuple(values[0]) if len(values) == 1 and isinstance(values[0], tuple | list) else values
+
+
+def _is_operand(other: object) -> bool:
+    """Whether an operator should try; a pending result is let through for the message it gets there."""
+    return isinstance(other, Operand | AwaitResult | bool | int | float | np.generic)
