@@ -40,10 +40,24 @@ ROOMS = (
     "__main__",
 )
 # The one room with floors of its own. What stands in no row shares the floor of the plain carriers.
-CARRIERS = ("base", "numpy_kernels", "extension", "", "move", "tiled_evictable", "carriers")
+CARRIERS = (
+    "array_views",
+    "view_operations",
+    "lifecycle",
+    "base",
+    "numpy_special",
+    "numpy_kernels",
+    "numpy_operations",
+    "memory",
+    "extension",
+    "",
+    "move",
+    "tiled_evictable",
+    "carriers",
+)
 
-# Everything else at module level is read-only: here live the runtime's one loop, its locks, its mark on threads
-# that must not wait, and the move registry.
+# Everything else at module level is read-only: here live the runtime's one loop, its locks, its mark on
+# threads that must not wait, and the move registry.
 STATEFUL = {
     "strideweave.carriers.move.registry",
     "strideweave.runtime.await_result",
