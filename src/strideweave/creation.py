@@ -30,8 +30,7 @@ def asarray(values: ArrayLike | Tensor, *, dtype: DType | None = None) -> Tensor
     Args:
         values: numbers, nested sequences of numbers, an array of any layout, or a Tensor.
         dtype: the element type, converted to as NumPy does; None keeps NumPy's choice (Float64 for Python
-            floats,
-            Int64 for integers, Bool for booleans).
+            floats, Int64 for integers, Bool for booleans).
 
     Raises:
         TypeError: the values are not real numbers of a supported type, or ``dtype`` is no DType.

@@ -29,8 +29,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
     Raises:
         TypeError: an operand is no Tensor (an AwaitResult is not: call ``wait()`` first), or they lie on
-            different
-            carrier classes.
+            different carrier classes.
         ValueError: an operand has no axes, or the shapes do not fit.
         ReleasedError: a carrier was released.
     """

@@ -82,19 +82,16 @@ class BoundOperation:
     Attributes:
         definition: the operation.
         operands: tensors, and Python scalars where the overload has ``"scalar"``.
+        tensors: the operands that are tensors.
         options: the options in normal form.
         result: shape and dtype of the result.
     """
 
     definition: OperationDefinition
     operands: tuple[Operand | Scalar, ...]
+    tensors: tuple[Operand, ...]
     options: Mapping[str, Any]
     result: Signature
-
-    @property
-    def tensors(self) -> tuple[Operand, ...]:
-        """The operands that are tensors."""
-        return tuple(operand for operand in self.operands if isinstance(operand, Operand))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +102,8 @@ class OperationDefinition:
         name: the operation's name.
         overloads: the accepted combinations of operand kinds.
         infer: the shape and dtype rule. It takes a ``Signature`` for each tensor, the value for each
-            scalar, and the
-            options by keyword; it raises ValueError for shapes and TypeError for dtypes that do not fit.
+            scalar, and the options by keyword; it raises ValueError for shapes and TypeError for dtypes
+            that do not fit.
         result: ``"tensor"`` or ``"view"``.
     """
 
@@ -124,8 +121,7 @@ class OperationDefinition:
 
         Raises:
             TypeError: an operand is neither a Tensor nor a scalar where one is taken, the number of
-                operands or an
-                option is wrong, or the dtypes do not fit.
+                operands or an option is wrong, or the dtypes do not fit.
             ValueError: the shapes or an axis do not fit.
         """
         operands = tuple(self._operand(value, position) for position, value in enumerate(inputs))
@@ -138,7 +134,8 @@ class OperationDefinition:
             for operand in operands
         ]
         inferred = self.infer(*seen, **options)
-        return BoundOperation(self, operands, inferred.options, inferred.result)
+        tensors = tuple(operand for operand in operands if isinstance(operand, Operand))
+        return BoundOperation(self, operands, tensors, inferred.options, inferred.result)
 
     def _operand(self, value: object, position: int) -> Operand | Scalar:
         if isinstance(value, Operand):
