@@ -8,13 +8,12 @@ not memory and does not compute.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
 from strideweave.carriers.array_views import gathered
-from strideweave.carriers.lifecycle import CarrierLifecycle
+from strideweave.carriers.lifecycle import CarrierLifecycle, CarrierStatistics
 from strideweave.carriers.view_operations import ViewOperation
 from strideweave.dtype import DType
 from strideweave.layout.int_tuple import as_integer
@@ -34,27 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["Carrier", "CarrierStatistics"]
 
 F = TypeVar("F")
-
-
-@dataclass(frozen=True, slots=True)
-class CarrierStatistics:
-    """What a carrier is and has under way.
-
-    Attributes:
-        slots: number of slots; 0 after release.
-        nbytes: bytes that the slots stand for.
-        version: how often a public write changed the values.
-        is_owned: whether a composite or a request owns the carrier.
-        is_released: whether the storage is gone.
-        pending: unfinished requests in the carrier's task scope.
-    """
-
-    slots: int
-    nbytes: int
-    version: int
-    is_owned: bool
-    is_released: bool
-    pending: int
 
 
 class Carrier(CarrierLifecycle):
@@ -93,10 +71,6 @@ class Carrier(CarrierLifecycle):
         if not isinstance(dtype, DType):
             raise TypeError(f"dtype must be a DType, found {type(dtype).__name__}")
         return True
-
-    def statistics(self) -> CarrierStatistics:
-        """A frozen record of size, version, ownership and unfinished requests."""
-        return CarrierStatistics(**self._statistics_fields())
 
     def get_value(self, i: int) -> bool | int | float:
         """Read slot ``i`` as a Python bool, int or float.
@@ -299,18 +273,6 @@ class Carrier(CarrierLifecycle):
         low = tensor.offset + layout.min_index
         slots = self._read_slots(low, layout.max_index - layout.min_index + 1)
         return gathered(slots, layout, tensor.offset - low)
-
-    def _statistics_fields(self) -> dict[str, Any]:
-        """The fields of ``CarrierStatistics``, for subclasses whose record has more."""
-        with self._lock:
-            return {
-                "slots": self._size,
-                "nbytes": self._size * self._dtype.itemsize,
-                "version": self._version,
-                "is_owned": self._owner is not None,
-                "is_released": self._released,
-                "pending": (self._task_scope.pending if self._task_scope else 0) + self._writes_in_flight,
-            }
 
     def _set_at_once(self, i: int, value: object, check: Callable[[], None]) -> None:
         with self._lock:

@@ -7,6 +7,8 @@ A carrier is in one of three conditions: live and unowned (anyone may write if i
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
 
 from strideweave.dtype import DType
 from strideweave.errors import ImmutableError, OwnershipError, PendingWorkError, ReleasedError
@@ -15,7 +17,28 @@ from strideweave.operations.operand import Storage
 from strideweave.runtime.locks import short_lock
 from strideweave.runtime.task_scope import TaskScope
 
-__all__ = ["CarrierLifecycle", "check_slot_count"]
+__all__ = ["CarrierLifecycle", "CarrierStatistics", "check_slot_count"]
+
+
+@dataclass(frozen=True, slots=True)
+class CarrierStatistics:
+    """What a carrier is and has under way.
+
+    Attributes:
+        slots: number of slots; 0 after release.
+        nbytes: bytes that the slots stand for.
+        version: how often a public write changed the values.
+        is_owned: whether a composite or a request owns the carrier.
+        is_released: whether the storage is gone.
+        pending: unfinished requests in the carrier's task scope.
+    """
+
+    slots: int
+    nbytes: int
+    version: int
+    is_owned: bool
+    is_released: bool
+    pending: int
 
 
 class CarrierLifecycle(Storage):
@@ -90,6 +113,10 @@ class CarrierLifecycle(Storage):
         """
         self._end(None)
 
+    def statistics(self) -> CarrierStatistics:
+        """A frozen record of size, version, ownership and unfinished requests."""
+        return CarrierStatistics(**self._statistics_fields())
+
     # Ownership (internal). The owner is an identity token, nothing thread-local. It must not be the
     # composite itself where that has a finalizer: a retained alias of the carrier would keep it alive.
 
@@ -135,6 +162,18 @@ class CarrierLifecycle(Storage):
                 self._require_live()
                 self._task_scope = TaskScope(type(self).__name__)
             return self._task_scope
+
+    def _statistics_fields(self) -> dict[str, Any]:
+        """The fields of ``CarrierStatistics``, for subclasses whose record has more."""
+        with self._lock:
+            return {
+                "slots": self._size,
+                "nbytes": self._size * self._dtype.itemsize,
+                "version": self._version,
+                "is_owned": self._owner is not None,
+                "is_released": self._released,
+                "pending": (self._task_scope.pending if self._task_scope else 0) + self._writes_in_flight,
+            }
 
     def _end(self, owner: object) -> None:
         with self._lock:
