@@ -1,8 +1,22 @@
 """Tensors larger than memory, served tile by tile from inside an asynchronous program."""
 
 from strideweave.autograd import is_grad_enabled, no_grad, set_grad_enabled
-from strideweave.carriers import CPU, Carrier, Generic
-from strideweave.creation import arange, asarray, from_numpy, full, ones, zeros
+from strideweave.carriers import CPU, Carrier, FileBacked, Generic, TiledEvictable
+from strideweave.carriers.move import MoveOperation, Transfer
+from strideweave.carriers.tiled_evictable import (
+    LRU,
+    AwaitProjection,
+    AwaitResidency,
+    KeepResident,
+    ResidencyPlan,
+    ResidencyPolicy,
+    Streaming,
+    TiledResidencyFacet,
+    TileSelection,
+    TileSet,
+    TileState,
+)
+from strideweave.creation import arange, asarray, from_numpy, full, ones, tiled, zeros
 from strideweave.dtype import DType
 from strideweave.errors import (
     EvictedError,
@@ -38,22 +52,37 @@ from strideweave.tensor import Tensor
 
 __all__ = [
     "CPU",
+    "LRU",
+    "AwaitProjection",
+    "AwaitResidency",
     "AwaitResult",
     "Carrier",
     "DType",
     "EvictedError",
+    "FileBacked",
     "Generic",
     "ImmutableError",
     "InvalidTileError",
+    "KeepResident",
     "Layout",
+    "MoveOperation",
     "OwnershipError",
     "PendingWorkError",
     "ReleasedError",
+    "ResidencyPlan",
+    "ResidencyPolicy",
     "Shape",
     "StaleGraphError",
+    "Streaming",
     "Stride",
     "Tensor",
     "TileConflictError",
+    "TileSelection",
+    "TileSet",
+    "TileState",
+    "TiledEvictable",
+    "TiledResidencyFacet",
+    "Transfer",
     "add",
     "arange",
     "argmax",
@@ -86,6 +115,7 @@ __all__ = [
     "squeeze",
     "sub",
     "tanh",
+    "tiled",
     "unsqueeze",
     "zeros",
 ]

@@ -11,6 +11,7 @@ from strideweave.dtype import DType
 from strideweave.layout import row_major
 from strideweave.layout.int_tuple import as_integer
 from strideweave.tensor import Tensor
+from strideweave.tiling import tiled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from strideweave.operations.definition import Scalar
 
-__all__ = ["arange", "asarray", "from_numpy", "full", "ones", "zeros"]
+__all__ = ["arange", "asarray", "from_numpy", "full", "ones", "tiled", "zeros"]
 
 
 def asarray(values: ArrayLike | Tensor, *, dtype: DType | None = None) -> Tensor:

@@ -4,5 +4,6 @@ from strideweave.carriers.base import Carrier
 from strideweave.carriers.cpu import CPU
 from strideweave.carriers.file_backed import FileBacked
 from strideweave.carriers.generic import Generic
+from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
 
-__all__ = ["CPU", "Carrier", "FileBacked", "Generic"]
+__all__ = ["CPU", "Carrier", "FileBacked", "Generic", "TiledEvictable"]

@@ -1,0 +1,33 @@
+"""Tiles of one logical array in two tiers: residency, projection and the policy that steers them."""
+
+from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
+from strideweave.carriers.tiled_evictable.projection import AwaitProjection
+from strideweave.carriers.tiled_evictable.residency import AwaitResidency, TiledResidencyFacet
+from strideweave.carriers.tiled_evictable.statistics import TiledStatistics
+from strideweave.tiles.policy import (
+    LRU,
+    KeepResident,
+    PolicyStatistics,
+    ResidencyPlan,
+    ResidencyPolicy,
+    Streaming,
+)
+from strideweave.tiles.residency import TileState
+from strideweave.tiles.selection import TileSelection, TileSet
+
+__all__ = [
+    "LRU",
+    "AwaitProjection",
+    "AwaitResidency",
+    "KeepResident",
+    "PolicyStatistics",
+    "ResidencyPlan",
+    "ResidencyPolicy",
+    "Streaming",
+    "TileSelection",
+    "TileSet",
+    "TileState",
+    "TiledEvictable",
+    "TiledResidencyFacet",
+    "TiledStatistics",
+]

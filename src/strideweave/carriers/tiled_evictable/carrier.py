@@ -1,0 +1,533 @@
+"""``TiledEvictable``: one logical array whose tiles live in a fast or a slow tier, each by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from strideweave.carriers.base import Carrier
+from strideweave.carriers.move.registry import dispatch_move
+from strideweave.carriers.tiled_evictable.projection import AwaitProjection, start_projection
+from strideweave.carriers.tiled_evictable.residency import AwaitResidency, TiledResidencyFacet
+from strideweave.carriers.tiled_evictable.slots import read_slot, read_slots, write_slot
+from strideweave.carriers.tiled_evictable.statistics import TiledStatistics
+from strideweave.carriers.tiled_evictable.store import AdoptedStore, PrimaryStore, SecondaryStore, SlabStore
+from strideweave.carriers.tiled_evictable.traffic import TileTraffic
+from strideweave.errors import ImmutableError, OwnershipError, ReleasedError
+from strideweave.tensor import Tensor
+from strideweave.tiles.grid import TileGrid
+from strideweave.tiles.policy import ResidencyPolicy
+from strideweave.tiles.residency import Location, TileState
+from strideweave.tiles.selection import TileSelection, TileSet
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from typing import NoReturn, Self
+
+    import numpy.typing as npt
+
+    from strideweave.dtype import DType
+    from strideweave.runtime.await_result import AwaitResult
+    from strideweave.tiles.grid import TilePlacement
+    from strideweave.tiles.ledger import LedgerEntry
+
+
+__all__ = ["TiledEvictable"]
+
+F = TypeVar("F")
+H = TypeVar("H", bound="AwaitResult[Any]")
+
+RECYCLE_BYTES = 8 << 20  # primary storage kept warm for the next tiles, at the most
+
+
+def _nothing() -> None:
+    """What a request does at its end when it holds nothing but tiles."""
+
+
+class TiledEvictable(Carrier):
+    """A carrier cut into equal tiles that move between a primary and a secondary tier one by one.
+
+    Tile ``k``, counted first-mode-fastest over ``grid_shape``, owns the slots ``[k * P, (k + 1) * P)`` with
+    ``P`` the product of ``tile_shape``. At most one of the tiers holds values, then one for every slot, and
+    it is adopted in place: tiles that start in the secondary tier are clean, tiles that start in the primary
+    tier are dirty. With two empty tiers every tile starts without a value.
+
+    Both tiers are owned from then on; retained aliases may read them and nothing else. A secondary tier that
+    holds the values may be read-only: it stays untouched, and what is written goes to a spill beside it.
+
+    Spec: *TiledEvictable owns one flat logical storage extent*; *Residency state is independent of executable
+    selection shape*.
+
+    Args:
+        primary: the fast tier, in memory (CPU or Generic). Its exact class is the compute class.
+        secondary: the slow tier; moves must be registered between the two classes in both directions.
+        grid_shape: tiles along each axis, integers of at least 1.
+        tile_shape: elements along each axis of one tile, integers of at least 1.
+        residency_policy: decides what stays primary; None promotes what is required and leaves it.
+
+    Raises:
+        TypeError: a tier is no Carrier, the primary tier is not in memory, the dtypes differ, a shape is not
+            made of integers, or the policy has no method ``plan``.
+        ValueError: the tiers are one object, both hold values, or one holds another number of values than the
+            grid has slots.
+        RuntimeError: a tier is released, owned or, where it must take values, immutable.
+        NotImplementedError: no move is registered between the classes.
+    """
+
+    _slots_do_io = True
+
+    def __init_subclass__(cls, **_: Any) -> NoReturn:
+        raise TypeError("TiledEvictable is final; compose it instead of subclassing it")
+
+    def __init__(
+        self,
+        primary: Carrier,
+        secondary: Carrier,
+        grid_shape: Iterable[int],
+        tile_shape: Iterable[int],
+        *,
+        residency_policy: ResidencyPolicy | None = None,
+    ) -> None:
+        _check_tiers(primary, secondary)
+        grid = TileGrid(tuple(grid_shape), tuple(tile_shape))
+        start = _starting_location(primary, secondary, grid)
+        if residency_policy is not None and not isinstance(residency_policy, ResidencyPolicy):
+            raise TypeError(
+                f"residency_policy must have a method plan(required, purpose), "
+                f"found {type(residency_policy).__name__}"
+            )
+        classes = (type(primary), type(secondary))
+        dispatch_move(*classes)
+        dispatch_move(*reversed(classes))
+        mutable, writable = primary.is_mutable(), secondary.is_mutable()
+        super().__init__(grid.slot_count, dtype=primary.dtype(), mutable=mutable)
+        tile_bytes = grid.tile_size * primary.dtype().itemsize
+        bind = getattr(residency_policy, "bind", None)
+        if bind is not None:
+            bind(grid, tile_bytes)
+        # An identity of its own: a tier that a caller retains must not keep this carrier alive.
+        self._token = object()
+        _claim_both(primary, secondary, self._token)
+        self._primary, self._secondary = primary, secondary
+        self._policy = residency_policy
+        self._placed: tuple[object, int, TilePlacement] | None = None
+        store: PrimaryStore = (
+            AdoptedStore(primary, grid, RECYCLE_BYTES)
+            if start is Location.PRIMARY
+            else SlabStore(primary, grid, RECYCLE_BYTES)
+        )
+        self._traffic = TileTraffic(
+            grid,
+            prototype=primary,
+            primary=store,
+            secondary=SecondaryStore(secondary, grid, writable=writable),
+            classes=classes,
+            start=start,
+        )
+        self._facet = TiledResidencyFacet(self)
+
+    # Geometry and tiers
+
+    @property
+    def primary(self) -> Carrier:
+        """The fast tier that was given to the constructor."""
+        return self._primary
+
+    @property
+    def secondary(self) -> Carrier:
+        """The slow tier that was given to the constructor."""
+        return self._secondary
+
+    @property
+    def grid_shape(self) -> tuple[int, ...]:
+        """Tiles along each axis."""
+        return self._traffic.grid.grid_shape
+
+    @property
+    def tile_shape(self) -> tuple[int, ...]:
+        """Elements along each axis of one tile."""
+        return self._traffic.grid.tile_shape
+
+    @property
+    def logical_shape(self) -> tuple[int, ...]:
+        """Elements along each axis of a full Tensor: ``grid_shape * tile_shape``."""
+        return self._traffic.grid.logical_shape
+
+    @property
+    def residency_policy(self) -> ResidencyPolicy | None:
+        """The policy that was given to the constructor."""
+        return self._policy
+
+    # Residency
+
+    @property
+    def primary_tiles(self) -> TileSet:
+        """The tiles whose value is in the primary tier."""
+        return self._tiles_at(Location.PRIMARY)
+
+    @property
+    def secondary_tiles(self) -> TileSet:
+        """The tiles whose value only the secondary tier has."""
+        return self._tiles_at(Location.SECONDARY)
+
+    @property
+    def valid_tiles(self) -> TileSet:
+        """The tiles that have a value."""
+        self._require_live()
+        with self._traffic.lock:
+            return self._tile_set(self._traffic.table.valid())
+
+    @property
+    def dirty_tiles(self) -> TileSet:
+        """The tiles whose value only the primary tier has."""
+        self._require_live()
+        with self._traffic.lock:
+            return self._tile_set(self._traffic.table.dirty())
+
+    def tile_state(self, coordinate: Iterable[int]) -> TileState:
+        """Where one tile is, whether it has a value, and whether only the primary tier has it.
+
+        Args:
+            coordinate: an integer for each axis of the grid.
+
+        Raises:
+            ReleasedError: the carrier was released.
+            TypeError: ``coordinate`` is not an iterable of integers.
+            ValueError: it has another rank than the grid, or is out of range.
+        """
+        self._require_live()
+        ordinal = int(TileSet([coordinate]).bind(self._traffic.grid)[0])
+        with self._traffic.lock:
+            return self._traffic.table.state(ordinal)
+
+    def select(self, axes: Mapping[int, Iterable[int]]) -> TileSelection:
+        """Make the selection of the named axes in the caller's order, every other axis full.
+
+        Args:
+            axes: for each named axis of the grid, the tile coordinates to take there.
+
+        Raises:
+            TypeError: an axis is not an integer, or its coordinates are not integers.
+            ValueError: an axis is out of range, or its coordinates are empty, repeated or out of range.
+        """
+        grid = self._traffic.grid
+        for axis in axes:
+            if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+                raise TypeError(f"an axis must be an integer, found {type(axis).__name__}")
+            if not 0 <= axis < grid.rank:
+                raise ValueError(f"axis {axis} is not in the grid {grid.grid_shape} of rank {grid.rank}")
+        selection = TileSelection(
+            [axes.get(axis, range(extent)) for axis, extent in enumerate(grid.grid_shape)]
+        )
+        selection.bind(grid)
+        return selection
+
+    def promote_async(self, tiles: TileSet | TileSelection) -> AwaitResidency:
+        """Start making every tile of a set primary, all of them or none.
+
+        Spec: *Residency transitions have asynchronous and blocking forms*.
+
+        Args:
+            tiles: the tiles; a selection counts as its tile set.
+
+        Returns:
+            A handle that is done when every tile is primary; done at once when they all are already.
+
+        Raises:
+            ReleasedError: the carrier was released.
+            TypeError: ``tiles`` is neither a TileSet nor a TileSelection.
+            ValueError: its rank or a coordinate does not fit the grid.
+            InvalidTileError: a tile has no value yet.
+            TileConflictError: unfinished work fetches, moves or covers one of the tiles.
+        """
+        return self._facet.promote_async(tiles)
+
+    def evict_async(self, tiles: TileSet | TileSelection) -> AwaitResidency:
+        """Start moving every tile of a set out of the primary tier, dirty values to the secondary tier first.
+
+        All of the set leaves or none of it. Its memory goes back to the system, save what is recycled
+        (``statistics().recycled_bytes``) and what a caller owns.
+
+        Spec: *Residency transitions have asynchronous and blocking forms*.
+
+        Args:
+            tiles: the tiles; a selection counts as its tile set.
+
+        Returns:
+            A handle that is done when no tile is primary; done at once when none is already.
+
+        Raises:
+            ReleasedError: the carrier was released.
+            TypeError: ``tiles`` is neither a TileSet nor a TileSelection.
+            ValueError: its rank or a coordinate does not fit the grid.
+            InvalidTileError: a tile has no value yet.
+            TileConflictError: unfinished work needs, moves or covers one of the tiles.
+        """
+        return self._facet.evict_async(tiles)
+
+    def promote(self, tiles: TileSet | TileSelection) -> None:
+        """``promote_async(tiles).wait()``: blocks the calling thread."""
+        self._facet.promote(tiles)
+
+    def evict(self, tiles: TileSet | TileSelection) -> None:
+        """``evict_async(tiles).wait()``: blocks the calling thread."""
+        self._facet.evict(tiles)
+
+    def facet(self, facet_type: type[F]) -> F | None:
+        """Give the ``TiledResidencyFacet`` when that is asked for, else None."""
+        found = super().facet(facet_type)
+        if found is None and isinstance(self._facet, facet_type):
+            return self._facet
+        return found
+
+    # Projection
+
+    def project(
+        self, tensor: Tensor, selection: TileSelection, destination: Carrier | None = None
+    ) -> AwaitProjection:
+        """Start gathering the selected tiles into one compact dense Tensor, and return its handle.
+
+        Axis ``i`` of the result has ``len(selection.per_axis[i]) * tile_shape[i]`` elements, in the
+        selection's order. Its Layout is dense and follows the order inside a source tile, so whole tiles
+        stay contiguous where a flat Layout can say it. Values and dtype are the source's, bit for bit.
+
+        Spec: *Project eagerly returns a completion handle for a compact Tensor*.
+
+        Args:
+            tensor: a full Tensor backed by this very carrier, its Layout tile-footprint compatible.
+            selection: which tiles, axis by axis; ``select`` makes one.
+            destination: a carrier of the compute class to write to from slot 0; an empty one is allocated to
+                the compact size. It belongs to the request until that is terminal, its version advances once,
+                and after a failure its values are what they were. None allocates a fresh one.
+
+        Returns:
+            The handle; ``wait()`` or ``await`` gives the compact Tensor, the same object each time.
+
+        Raises:
+            ReleasedError: the carrier or the destination was released.
+            TypeError: not a Tensor, one of another carrier, not a TileSelection, or a destination of another
+                class or dtype.
+            ValueError: the Tensor's Layout is not tile-footprint compatible, the selection does not fit the
+                grid, or the destination is too small.
+            RuntimeError: the destination is owned or not publicly mutable.
+            InvalidTileError: a selected tile has no value yet.
+            TileConflictError: an unfinished residency request covers one of the tiles.
+        """
+        return start_projection(self, tensor, selection, destination)
+
+    # The common surface
+
+    def new_like(self, values: Iterable[Any], *, mutable: bool = True, dtype: DType | None = None) -> Self:
+        """Make a fresh carrier of the same geometry and tier kinds whose primary tier holds ``values``.
+
+        The result has no policy.
+
+        Raises:
+            ValueError: not exactly one value for each slot.
+        """
+        return self._compose(self._primary.new_like(values, mutable=mutable, dtype=dtype))
+
+    def allocate_like(
+        self, size: int, *, mutable: bool = True, dtype: DType | None = None, empty: bool = False
+    ) -> Self:
+        """Make a fresh carrier of the same geometry and tier kinds whose primary tier is allocated.
+
+        Raises:
+            ValueError: ``size`` is not the number of slots of the grid.
+        """
+        slots = self._traffic.grid.slot_count
+        if size != slots:
+            raise ValueError(
+                f"this geometry has {slots} slots, not {size}; make a TiledEvictable of another grid"
+            )
+        return self._compose(self._primary.allocate_like(size, mutable=mutable, dtype=dtype, empty=empty))
+
+    def supports_storage_dtype(self, dtype: DType) -> bool:
+        """Whether both tiers can hold ``dtype``."""
+        return self._primary.supports_storage_dtype(dtype) and self._secondary.supports_storage_dtype(dtype)
+
+    def statistics(self) -> TiledStatistics:  # type: ignore[override]  # a record of its own, not the common one
+        """A frozen record of residency, memory, work under way and traffic since construction."""
+        traffic = self._traffic
+        fields = self._statistics_fields()
+        policy = getattr(self._policy, "statistics", None)
+        policy_statistics = policy() if policy is not None else None
+        with traffic.lock:
+            counters, ledger = traffic.counters, traffic.ledger
+            return TiledStatistics(
+                tile_count=traffic.grid.tile_count,
+                tile_bytes=traffic.tile_bytes,
+                resident_tiles=traffic.table.resident_count,
+                resident_bytes=counters.reserved_tiles * traffic.tile_bytes,
+                peak_resident_bytes=counters.peak_tiles * traffic.tile_bytes,
+                dirty_tiles=len(traffic.table.dirty()),
+                recycled_bytes=traffic.primary.recycled_bytes,
+                recycle_limit_bytes=RECYCLE_BYTES,
+                staging_bytes=counters.staging_bytes,
+                peak_staging_bytes=counters.peak_staging_bytes,
+                in_flight_bytes=counters.in_flight_bytes,
+                pinned_tiles=int(np.count_nonzero((ledger.needed > 0) | ledger.changing | ledger.moving)),
+                pending_requests=fields["pending"],
+                put_off_evictions=len(counters.put_off),
+                hits=counters.hits,
+                misses=counters.misses,
+                shared=counters.shared,
+                streamed=counters.streamed,
+                promotions=counters.promotions,
+                evictions=counters.evictions,
+                failed_evictions=counters.failed_evictions,
+                bytes_read=counters.bytes_read,
+                bytes_written=counters.bytes_written,
+                policy=policy_statistics,
+            )
+
+    # Internal
+
+    @property
+    def _compute_class(self) -> type[Carrier]:
+        return type(self._primary)
+
+    def _place(self, tensor: Tensor) -> TilePlacement:
+        """Check that a Tensor is a full Tensor of this carrier, and say how its elements lie in a tile."""
+        self._require_live()
+        if not isinstance(tensor, Tensor):
+            hint = "; wait() for the handle first" if hasattr(tensor, "wait") else ""
+            raise TypeError(f"tensor must be a Tensor, found {type(tensor).__name__}{hint}")
+        if tensor.carrier is not self:
+            raise TypeError(
+                f"tensor is backed by another {type(tensor.carrier).__name__}; "
+                "call the method of the carrier that backs it, tensor.carrier"
+            )
+        placed = self._placed  # the same Layout object comes again with every request
+        if placed is not None and placed[0] is tensor.layout and placed[1] == tensor.offset:
+            return placed[2]
+        placement = self._traffic.grid.place(tensor.layout, tensor.offset)
+        self._placed = (tensor.layout, tensor.offset, placement)
+        return placement
+
+    def _start_work(
+        self,
+        entry: LedgerEntry,
+        handle: H,
+        work: Callable[[], Awaitable[Any]],
+        *,
+        then: Callable[[], None] = _nothing,
+    ) -> H:
+        """Start the task of an admitted request; whatever becomes of it, its tiles become free.
+
+        Args:
+            entry: the request.
+            handle: its fresh handle.
+            work: the coroutine function that does it.
+            then: also to be run when the request ends or cannot start; must not block.
+        """
+
+        def leave() -> None:
+            self._traffic.leave(entry)
+            then()
+
+        started = False
+        try:
+            self._scope.start(handle, work, cleanup=leave)
+            started = True
+        finally:
+            if not started:
+                leave()
+        return handle
+
+    def _load_slot(self, i: int) -> bool | int | float:
+        return read_slot(self, i)
+
+    def _store_slot(self, i: int, value: npt.NDArray[Any]) -> None:
+        write_slot(self, i, value)
+
+    def _read_slots(self, start: int, slots: int) -> npt.NDArray[Any]:
+        self._require_live()
+        return read_slots(self, start, slots)
+
+    def _free_storage(self) -> None:
+        self._traffic.primary.release()
+        self._traffic.secondary.release()
+        for tier in (self._primary, self._secondary):
+            tier._release_as(self._token)
+
+    def _compose(self, primary: Carrier) -> Self:
+        grid = self._traffic.grid
+        secondary = self._secondary.allocate_like(0, mutable=True, dtype=primary.dtype())
+        return type(self)(primary, secondary, grid.grid_shape, grid.tile_shape)
+
+    def _tiles_at(self, location: Location) -> TileSet:
+        self._require_live()
+        with self._traffic.lock:
+            return self._tile_set(self._traffic.table.located(location))
+
+    def _tile_set(self, ordinals: npt.NDArray[np.int64]) -> TileSet:
+        return TileSet._from_ordinals(self._traffic.grid, ordinals)
+
+    def __del__(self) -> None:
+        # Destroyed without release: the tiers live on, owned by nobody. A failed construction has no token.
+        token = self.__dict__.get("_token")
+        if token is not None and "_secondary" in self.__dict__:
+            for tier in (self._primary, self._secondary):
+                tier._relinquish(token)
+        super().__del__()
+
+
+def _check_tiers(primary: object, secondary: object) -> None:
+    for name, tier in (("primary", primary), ("secondary", secondary)):
+        if not isinstance(tier, Carrier):
+            raise TypeError(f"{name} must be a Carrier, found {type(tier).__name__}")
+    if not (isinstance(primary, Carrier) and isinstance(secondary, Carrier)):
+        return
+    if primary is secondary:
+        raise ValueError("primary and secondary are the same carrier; a hierarchy needs two")
+    for name, tier in (("primary", primary), ("secondary", secondary)):
+        if tier.is_released():
+            raise ReleasedError(f"the {name} tier was released; pass a live carrier")
+        if tier.is_owned():
+            raise OwnershipError(
+                f"the {name} tier is owned by a composite or a request; pass one that is free"
+            )
+    if secondary.size() == 0 and not secondary.is_mutable():
+        raise ImmutableError("the secondary tier is empty and immutable, so it could never keep a tile")
+    if primary.dtype() is not secondary.dtype():
+        raise TypeError(
+            f"the primary tier holds {primary.dtype().name} and the secondary {secondary.dtype().name}; "
+            "both tiers must have one dtype"
+        )
+    try:
+        primary._bytes()
+    except NotImplementedError:
+        raise TypeError(
+            f"the primary tier computes, so it must be in memory; {type(primary).__name__} is not"
+        ) from None
+
+
+def _starting_location(primary: Carrier, secondary: Carrier, grid: TileGrid) -> Location:
+    sizes = (primary.size(), secondary.size())
+    if all(sizes):
+        raise ValueError(
+            f"both tiers hold values ({sizes[0]} and {sizes[1]} slots); at most one of them may, "
+            "so that every tile has one value"
+        )
+    for name, size in zip(("primary", "secondary"), sizes, strict=True):
+        if size not in (0, grid.slot_count):
+            raise ValueError(
+                f"the {name} tier holds {size} values; the grid {grid.grid_shape} of tiles {grid.tile_shape} "
+                f"has {grid.slot_count} slots"
+            )
+    if sizes[0]:
+        return Location.PRIMARY
+    return Location.SECONDARY if sizes[1] else Location.NONE
+
+
+def _claim_both(primary: Carrier, secondary: Carrier, token: object) -> None:
+    primary._claim(token)
+    claimed = False
+    try:
+        secondary._claim(token)
+        claimed = True
+    finally:
+        if not claimed:
+            primary._relinquish(token)

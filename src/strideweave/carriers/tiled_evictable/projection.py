@@ -1,0 +1,208 @@
+"""``carrier.project``: gather the tiles of a selection into one compact dense Tensor.
+
+Spec: *Project eagerly returns a completion handle for a compact Tensor*; *Gather preserves public
+TileSelection ordering*. Validation and the conflict check run on the caller's thread and change nothing when
+they raise; the rest is one task in the carrier's task group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from strideweave.autograd import is_grad_enabled
+from strideweave.carriers.base import Carrier
+from strideweave.carriers.tiled_evictable.store import tile_rows
+from strideweave.carriers.tiled_evictable.traffic import Changes
+from strideweave.errors import ImmutableError, OwnershipError, ReleasedError
+from strideweave.runtime.await_result import AwaitResult
+from strideweave.runtime.workers import INLINE_BYTES, run_jobs
+from strideweave.tensor import Tensor
+from strideweave.tiles.gather import CompactGeometry
+from strideweave.tiles.plan import RequestPlan, plan_request
+from strideweave.tiles.selection import TileSelection
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
+    from strideweave.carriers.tiled_evictable.traffic import TileTraffic
+    from strideweave.tiles.ledger import LedgerEntry
+
+    Ordinals = npt.NDArray[np.int64]
+    Flat = npt.NDArray[np.unsignedinteger]
+
+__all__ = ["AwaitProjection", "start_projection"]
+
+_PIECE_BYTES = 2 << 20  # copies above INLINE_BYTES are cut into pieces of this size for the workers
+
+
+class AwaitProjection(AwaitResult[Tensor]):
+    """The completion handle of one projection; its value is the compact Tensor.
+
+    Not a Tensor itself: operations refuse it, call ``wait()`` or await it first.
+
+    Spec: *Project eagerly returns a completion handle for a compact Tensor*.
+    """
+
+    __slots__ = ()
+
+
+def start_projection(
+    carrier: TiledEvictable, tensor: Tensor, selection: TileSelection, destination: Carrier | None
+) -> AwaitProjection:
+    """Validate a projection, admit it and start its task; see ``TiledEvictable.project``."""
+    traffic = carrier._traffic
+    placement = carrier._place(tensor)
+    if not isinstance(selection, TileSelection):
+        raise TypeError(
+            f"selection must be a TileSelection, found {type(selection).__name__}; "
+            "carrier.select({axis: coordinates}) makes one"
+        )
+    required = selection.bind(traffic.grid)
+    geometry = CompactGeometry.of(traffic.grid, placement, selection)
+    token = object()
+    if destination is not None:
+        _check_destination(carrier, destination, geometry.size)
+    plan = plan_request(carrier.residency_policy, traffic.grid, required, selection.tile_set, "projection")
+    if destination is not None:
+        destination._claim(token)
+
+    def let_go() -> None:
+        if destination is not None:
+            destination._relinquish(token)
+
+    admitted = False
+    try:
+        entry = traffic.enter_data("project", plan)
+        admitted = True
+    finally:
+        if not admitted:
+            let_go()
+    requires_grad = tensor.requires_grad and is_grad_enabled()
+    work = _Projection(carrier, entry, plan, geometry, destination, token, requires_grad)
+    return carrier._start_work(entry, AwaitProjection(), work.run, then=let_go)
+
+
+def _check_destination(carrier: TiledEvictable, destination: Carrier, size: int) -> None:
+    kind = carrier._compute_class
+    if type(destination) is not kind:
+        raise TypeError(
+            f"destination must be a {kind.__name__}, the class of the primary tier, "
+            f"found {type(destination).__name__}"
+        )
+    if destination.is_released():
+        raise ReleasedError("destination was released; pass a live carrier")
+    if destination.is_owned():
+        raise OwnershipError("destination is owned by a composite or an unfinished request; wait for it")
+    if not destination.is_mutable():
+        raise ImmutableError("destination is not publicly mutable; make it with mutable=True")
+    if destination.dtype() is not carrier.dtype():
+        raise TypeError(
+            f"destination holds {destination.dtype().name}, the tensor {carrier.dtype().name}; "
+            "they must be the same"
+        )
+    if destination.size() < size and not (destination.size() == 0 and destination._can_allocate()):
+        raise ValueError(
+            f"destination has {destination.size()} slots, the selection needs {size}; "
+            "pass a larger carrier, or an empty one to be allocated"
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Projection:
+    """One admitted projection on its way through the runtime's loop; it keeps its carrier alive."""
+
+    carrier: TiledEvictable
+    entry: LedgerEntry
+    plan: RequestPlan
+    geometry: CompactGeometry
+    destination: Carrier | None
+    token: object
+    requires_grad: bool
+
+    @property
+    def traffic(self) -> TileTraffic:
+        return self.carrier._traffic
+
+    async def run(self) -> Tensor:
+        """Bring the tiles, gather them, publish the compact Tensor, then let go of the tiles."""
+        changes = Changes()
+        gathered: Carrier | None = None
+        try:
+            await self.traffic.bring(self.entry, self.plan, changes)
+            gathered = await self._gather()
+        finally:
+            if gathered is None:
+                await self.traffic.undo(self.entry, changes)
+        await self.traffic.finish_with(self.entry, self.plan.passing)
+        if self.destination is not None:
+            self.destination._advance_version(self.token)
+        return Tensor(gathered, 0, self.geometry.layout, requires_grad=self.requires_grad)
+
+    async def _gather(self) -> Carrier:
+        size = self.geometry.size
+        passing = np.isin(self.plan.required, self.plan.passing)
+        streams = bool((passing & ~self.traffic.table.is_resident(self.plan.required)).any())
+        if self.destination is None:
+            target = self._allocate(size)
+        elif streams:
+            # A read may still fail, and a failed request leaves the destination's values as they were.
+            target = self._allocate(size)
+        else:
+            target = self._open_destination(size)
+        compact = _flat(target, size)
+        stays = np.flatnonzero(~passing) if streams else np.arange(len(self.plan.required))
+        await self._copy_resident(stays, compact)
+        if streams:
+            await self._copy_streamed(np.flatnonzero(passing), compact)
+            if self.destination is not None:
+                target = self._open_destination(size)
+                await self.traffic.copy([(_flat(target, size), compact)])
+        return target
+
+    def _allocate(self, size: int) -> Carrier:
+        return self.traffic.prototype.allocate_like(size, mutable=True, empty=True)
+
+    def _open_destination(self, size: int) -> Carrier:
+        destination = self.destination
+        if destination is None:
+            raise RuntimeError("this projection has no destination; this is a defect")
+        if destination.size() == 0:
+            destination._allocate_in_place(size)
+        return destination
+
+    async def _copy_resident(self, positions: Ordinals, compact: Flat) -> None:
+        ordinals = self.plan.required[positions]
+        if not len(ordinals):
+            return
+        with self.traffic.lock:
+            blocks = self.traffic.primary.blocks(ordinals)
+        if len(ordinals) * self.traffic.tile_bytes <= INLINE_BYTES:
+            for block in blocks:
+                self.geometry.copy_rows(block.array, block.rows, positions[block.positions], compact)
+            return
+        jobs = [
+            self.geometry.row_jobs(block.array, block.rows, positions[block.positions], compact, _PIECE_BYTES)
+            for block in blocks
+        ]
+        await run_jobs([job for batch in jobs for job in batch])
+
+    async def _copy_streamed(self, positions: Ordinals, compact: Flat) -> None:
+        ordinals = self.plan.required[positions]
+        position_of = dict(zip(ordinals.tolist(), positions.tolist(), strict=True))
+
+        async def consume(wave: Ordinals, rows: list[Flat]) -> None:
+            at = [position_of[ordinal] for ordinal in wave.tolist()]
+            if len(wave) * self.traffic.tile_bytes > INLINE_BYTES:
+                await run_jobs(self.geometry.jobs(rows, at, compact, _PIECE_BYTES))
+            else:
+                self.geometry.copy_in(rows, at, compact)
+
+        await self.traffic.stream(ordinals, consume)
+
+
+def _flat(carrier: Carrier, size: int) -> Flat:
+    return tile_rows(carrier, 1).reshape(-1)[:size]

@@ -1,0 +1,114 @@
+"""Reading and writing single slots of a tiled carrier, wherever their tile is.
+
+Contract section 5: a read takes any valid tile where it is; a write makes its tile primary and dirty.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strideweave.runtime.await_result import AwaitResult
+from strideweave.tiles.plan import RequestPlan
+from strideweave.tiles.residency import Location
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
+
+    Ordinals = npt.NDArray[np.int64]
+
+__all__ = ["read_slot", "read_slots", "write_slot"]
+
+
+def read_slot(carrier: TiledEvictable, slot: int) -> bool | int | float:
+    """Read one slot without moving its tile.
+
+    Raises:
+        InvalidTileError: the tile has no value yet.
+        TileConflictError: the tile is in transit.
+    """
+    traffic = carrier._traffic
+    ordinal, within = divmod(slot, traffic.grid.tile_size)
+    at = np.array([ordinal], np.int64)
+    dtype = carrier.dtype()
+    with traffic.lock:
+        traffic.require_valid("a read", at)
+        traffic.ledger.check_still("a read", ordinal)
+        location = traffic.table.location(ordinal)
+        if location is Location.SECONDARY:
+            tier, start = next(traffic.secondary.places(at))
+        else:
+            bits = np.zeros((), f"u{dtype.itemsize}")
+            if location is Location.PRIMARY:
+                bits[...] = traffic.rows_locked(at)[0][within]
+            return dtype.to_python(bits.view(dtype.numpy))
+    return tier._load_slot(start + within)
+
+
+def write_slot(carrier: TiledEvictable, slot: int, value: npt.NDArray[Any]) -> None:
+    """Write one slot; a tile that is not primary is fetched first, which blocks the calling thread.
+
+    Raises:
+        InvalidTileError: the tile has no value yet.
+        TileConflictError: unfinished work needs the tile.
+    """
+    traffic = carrier._traffic
+    ordinal, within = divmod(slot, traffic.grid.tile_size)
+    at = np.array([ordinal], np.int64)
+    bits = value.view(f"u{carrier.dtype().itemsize}")
+
+    def store() -> None:
+        traffic.rows_locked(at)[0][within] = bits
+        traffic.table.commit_write(ordinal)
+
+    with traffic.lock:
+        traffic.require_valid("a write", at)
+        traffic.ledger.check_idle("a write", ordinal)
+        if traffic.table.location(ordinal) is Location.PRIMARY:
+            store()
+            return
+        entry = traffic.ledger.enter_residency("write", at, np.ones(1, np.bool_))
+
+    async def fetch_and_store() -> None:
+        await traffic.fetch(entry, at)
+        with traffic.lock:
+            store()
+
+    carrier._start_work(entry, AwaitResult(), fetch_and_store).wait()
+
+
+def read_slots(carrier: TiledEvictable, start: int, slots: int) -> npt.NDArray[Any]:
+    """Copy a run of slots, tile by tile, leaving residency as it is; blocks the calling thread.
+
+    Raises:
+        InvalidTileError: one of the tiles has no value yet.
+        TileConflictError: an unfinished residency request covers one of the tiles.
+    """
+    traffic = carrier._traffic
+    size = traffic.grid.tile_size
+    values = np.empty(slots, carrier.dtype().numpy)
+    if not slots:
+        return values
+    flat = values.view(f"u{carrier.dtype().itemsize}")
+    tiles = np.arange(start // size, (start + slots - 1) // size + 1)
+    plan = RequestPlan(tiles, passing=tiles)
+    entry = traffic.enter_data("read", plan)
+
+    async def consume(wave: Ordinals, rows: list[npt.NDArray[np.unsignedinteger]]) -> None:
+        pairs = []
+        for ordinal, row in zip(wave.tolist(), rows, strict=True):
+            first, last = max(start, ordinal * size), min(start + slots, (ordinal + 1) * size)
+            pairs.append(
+                (flat[first - start : last - start], row[first - ordinal * size : last - ordinal * size])
+            )
+        await traffic.copy(pairs)
+
+    async def read() -> None:
+        await traffic.stream(tiles, consume)
+        await traffic.finish_with(entry, np.empty(0, np.int64))
+
+    carrier._start_work(entry, AwaitResult(), read).wait()
+    return values

@@ -1,0 +1,99 @@
+"""What a tiled carrier has done and holds, as one frozen record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from strideweave.tiles.policy import PolicyStatistics
+
+__all__ = ["TiledStatistics", "TrafficCounters"]
+
+
+@dataclass(slots=True)
+class TrafficCounters:
+    """The running counts behind ``TiledStatistics``; guarded by the carrier's lock."""
+
+    hits: int = 0
+    misses: int = 0
+    shared: int = 0
+    streamed: int = 0
+    promotions: int = 0
+    evictions: int = 0
+    failed_evictions: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    reserved_tiles: int = 0
+    peak_tiles: int = 0
+    staging_bytes: int = 0
+    peak_staging_bytes: int = 0
+    in_flight_bytes: int = 0
+    put_off: set[int] = field(default_factory=set)
+
+    def note_reserved(self, tiles: int) -> None:
+        """Tiles took (or, negative, gave back) a place in the primary tier."""
+        self.reserved_tiles += tiles
+        self.peak_tiles = max(self.peak_tiles, self.reserved_tiles)
+
+    def note_staging(self, nbytes: int) -> None:
+        """Staging memory was taken or given back."""
+        self.staging_bytes += nbytes
+        self.peak_staging_bytes = max(self.peak_staging_bytes, self.staging_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class TiledStatistics:
+    """A snapshot of one ``TiledEvictable``.
+
+    Attributes:
+        tile_count: tiles in the grid.
+        tile_bytes: bytes of one tile.
+        resident_tiles: tiles whose value is in the primary tier.
+        resident_bytes: bytes of primary storage that tiles occupy, those being fetched included.
+        peak_resident_bytes: the largest value ``resident_bytes`` ever had.
+        dirty_tiles: tiles whose value only the primary tier has.
+        recycled_bytes: bytes of primary storage kept for the next tiles though no tile lies there.
+        recycle_limit_bytes: the bound of ``recycled_bytes``.
+        staging_bytes: bytes held right now for tiles that stream past the primary tier.
+        peak_staging_bytes: the largest value ``staging_bytes`` ever had.
+        in_flight_bytes: bytes that transfers under way are moving.
+        pinned_tiles: tiles that unfinished requests need, cover or move.
+        pending_requests: requests that are not terminal.
+        put_off_evictions: planned evictions that wait for other live work to end.
+        hits: required tiles that were resident when their request ran.
+        misses: required tiles that a request fetched itself, streamed ones included.
+        shared: required tiles that a request got from another request's fetch.
+        streamed: tiles that were read past the primary tier.
+        promotions: tiles that became primary.
+        evictions: tiles that left the primary tier.
+        failed_evictions: planned evictions that failed and left their tile primary.
+        bytes_read: bytes moved from the secondary tier.
+        bytes_written: bytes moved to the secondary tier.
+        policy: the statistics of the residency policy, where it has any.
+    """
+
+    tile_count: int
+    tile_bytes: int
+    resident_tiles: int
+    resident_bytes: int
+    peak_resident_bytes: int
+    dirty_tiles: int
+    recycled_bytes: int
+    recycle_limit_bytes: int
+    staging_bytes: int
+    peak_staging_bytes: int
+    in_flight_bytes: int
+    pinned_tiles: int
+    pending_requests: int
+    put_off_evictions: int
+    hits: int
+    misses: int
+    shared: int
+    streamed: int
+    promotions: int
+    evictions: int
+    failed_evictions: int
+    bytes_read: int
+    bytes_written: int
+    policy: PolicyStatistics | None

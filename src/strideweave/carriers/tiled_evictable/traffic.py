@@ -1,0 +1,543 @@
+"""The tiles of one carrier on the move: fetching, streaming, writing back, dropping.
+
+``TileTraffic`` owns what the requests of a tiled carrier share: the lock, the ledger, the residency table and
+the stores of the two tiers. Its coroutines run in the runtime's loop only; other threads enter requests, read
+states and write slots under the lock.
+
+A fetch in progress is announced in ``_passages`` before its first await. Whoever needs one of its tiles waits
+for the passage instead of reading again, so a missing tile is read once however many requests want it. A
+passage also announces tiles whose pages are on their way back to the system, since they may not be filled
+again before that is over.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import numpy as np
+
+from strideweave.carriers.move.operations import Transfer
+from strideweave.carriers.move.registry import dispatch_move
+from strideweave.carriers.tiled_evictable.statistics import TrafficCounters
+from strideweave.carriers.tiled_evictable.store import tile_rows
+from strideweave.errors import InvalidTileError
+from strideweave.runtime.locks import short_lock
+from strideweave.runtime.workers import INLINE_BYTES, run_jobs
+from strideweave.tiles.ledger import Ledger, LedgerEntry
+from strideweave.tiles.residency import Location, ResidencyTable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from strideweave.carriers.base import Carrier
+    from strideweave.carriers.tiled_evictable.store import PrimaryStore, SecondaryStore
+    from strideweave.runtime.await_result import AwaitResult
+    from strideweave.tiles.grid import TileGrid
+    from strideweave.tiles.plan import RequestPlan
+
+    Ordinals = npt.NDArray[np.int64]
+    TileRow = npt.NDArray[np.unsignedinteger]
+    Places = Iterator[tuple[Carrier, int]]
+    Consumer = Callable[[Ordinals, list[TileRow]], Awaitable[None]]
+
+__all__ = ["STAGING_BYTES", "Changes", "TileTraffic"]
+
+STAGING_BYTES = (
+    8 << 20
+)  # a request stages at most this much, or one tile, of what streams past the primary tier
+_RELEASE_PIECE = 4 << 20  # returning more bytes than this to the system is work for a worker thread
+
+_logger = logging.getLogger("strideweave")
+
+
+class _Passage:
+    """Tiles that a request is fetching, streaming or giving up; loop thread only."""
+
+    __slots__ = ("done", "joined", "staged")
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+        self.joined = False
+        self.staged: dict[int, TileRow] = {}
+
+
+@dataclass(slots=True, eq=False)
+class Changes:
+    """What one data request did to residency, so that its failure can be undone.
+
+    Attributes:
+        promoted: tiles it made primary.
+        dropped: tiles it evicted before it fetched.
+    """
+
+    promoted: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+
+
+class TileTraffic:
+    """The tiles of one carrier: who needs them, where they are, and how they move.
+
+    Args:
+        grid: the tile grid.
+        prototype: a carrier of the primary tier's kind, which allocates staging memory.
+        primary: where tiles lie in the primary tier.
+        secondary: where tiles lie in the secondary tier.
+        classes: the exact classes of the primary and the secondary tier, for the move registry.
+        start: where every tile is at the beginning.
+    """
+
+    def __init__(
+        self,
+        grid: TileGrid,
+        *,
+        prototype: Carrier,
+        primary: PrimaryStore,
+        secondary: SecondaryStore,
+        classes: tuple[type[Carrier], type[Carrier]],
+        start: Location,
+    ) -> None:
+        self.lock = short_lock  # what a request's cleanup touches has to be whole in a forked child
+        self.grid = grid
+        self.prototype = prototype
+        self.tile_bytes = grid.tile_size * prototype.dtype().itemsize
+        self.primary = primary
+        self.secondary = secondary
+        self.table = ResidencyTable(grid.tile_count, start)
+        self.ledger = Ledger(grid)
+        self.counters = TrafficCounters()
+        self.counters.note_reserved(self.table.resident_count)
+        self._classes = classes
+        self._unit = np.dtype(f"u{prototype.dtype().itemsize}")
+        self._passages: dict[int, _Passage] = {}
+
+    # Entering and leaving: any thread
+
+    def enter_data(self, kind: str, plan: RequestPlan) -> LedgerEntry:
+        """Admit a data request, or raise with nothing changed.
+
+        Raises:
+            InvalidTileError: a required tile has no value yet.
+            TileConflictError: a required tile is covered by an unfinished residency request.
+        """
+        with self.lock:
+            self.require_valid(kind, plan.required)
+            held = plan.required
+            extra = plan.extra[self.table.is_valid(plan.extra) & ~self.ledger.changing[plan.extra]]
+            retain = plan.retain[self.table.is_resident(plan.retain) & ~self.ledger.changing[plan.retain]]
+            if len(extra) or len(retain):
+                held = np.unique(np.concatenate((plan.required, extra, retain)))
+            entry = self.ledger.enter_data(kind, held)
+            if self.counters.put_off:
+                self.counters.put_off.difference_update(set(held.tolist()) - set(plan.passing.tolist()))
+            return entry
+
+    def leave(self, entry: LedgerEntry) -> None:
+        """Strike a request off, whatever became of it; never blocks, and a second call does nothing."""
+        with self.lock:
+            freed = self.ledger.leave(entry)
+        finish(freed)
+
+    def require_valid(self, kind: str, ordinals: Ordinals) -> None:
+        """Refuse tiles without a value; call it under the lock.
+
+        Raises:
+            InvalidTileError: as said.
+        """
+        valid = self.table.is_valid(ordinals)
+        if not valid.all():
+            missing = self.grid.coordinates(ordinals[~valid][:4])
+            raise InvalidTileError(
+                f"{kind} needs {np.count_nonzero(~valid)} tiles that have no value yet, such as "
+                f"{', '.join(map(str, missing))}; give them values first"
+            )
+
+    # Fetching: loop thread
+
+    async def bring(self, entry: LedgerEntry, plan: RequestPlan, changes: Changes) -> None:
+        """Make every required tile that stays, and every planned one, primary.
+
+        Args:
+            entry: the request.
+            plan: its tiles.
+            changes: filled with what was done, also when the call fails.
+
+        Raises:
+            OSError, MemoryError, RuntimeError: the transfer's own error.
+        """
+        changes.dropped += await self.drop_unneeded(entry, plan.early)
+        todo = plan.required
+        if len(plan.passing):
+            todo = todo[~np.isin(todo, plan.passing)]
+        resident = self.table.is_resident(todo)
+        self._count(hits=int(np.count_nonzero(resident)))
+        todo = todo[~resident]
+        missing = len(todo)
+        if len(plan.extra):  # a planned tile that the request does not hold was invalid or is somebody else's
+            todo = np.concatenate((todo, plan.extra[np.isin(plan.extra, entry.needs)]))
+        misses = 0
+        while len(todo := todo[~self.table.is_resident(todo)]):
+            passages, mine = self._sort_out(todo)
+            if len(mine):
+                await self.fetch(entry, mine)
+                changes.promoted += mine.tolist()
+                misses += (
+                    int(np.count_nonzero(np.isin(mine, plan.required))) if len(plan.extra) else len(mine)
+                )
+            for passage in passages:
+                await passage.done.wait()
+                changes.promoted += await self._adopt_staged(entry, passage, todo)
+        self._count(misses=misses, shared=missing - misses)
+
+    async def fetch(self, entry: LedgerEntry, ordinals: Ordinals) -> None:
+        """Make missing tiles primary, all or none; ``entry`` holds them and nobody else moves them."""
+        ordinals = np.sort(ordinals)
+
+        async def fill() -> None:
+            implicit = self.table.is_implicit(ordinals)
+            stored = ordinals[~implicit]
+            with self.lock:
+                transfers = self._transfers(self.secondary.places(stored), self.primary.places(stored))
+            await self._transfer(transfers, inbound=True)
+            if implicit.any():
+                zero = np.zeros(self.grid.tile_size, self._unit)
+                await self.copy([(row, zero) for row in self.rows(ordinals[implicit])])
+
+        await self._promote(entry, ordinals, fill)
+
+    async def _adopt_staged(self, entry: LedgerEntry, passage: _Passage, todo: Ordinals) -> list[int]:
+        """Make tiles primary from rows that another request streamed, instead of reading them again."""
+        wanted = [o for o in todo.tolist() if o in passage.staged and o not in self._passages]
+        ordinals = np.array(wanted, np.int64)
+        ordinals = ordinals[~self.table.is_resident(ordinals)]
+        if len(ordinals):
+
+            async def fill() -> None:
+                rows = [passage.staged[ordinal] for ordinal in ordinals.tolist()]
+                await self.copy(list(zip(self.rows(ordinals), rows, strict=True)))
+
+            await self._promote(entry, ordinals, fill)
+        return ordinals.tolist()
+
+    async def _promote(
+        self, entry: LedgerEntry, ordinals: Ordinals, fill: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Reserve places, fill them and commit, or give the places back."""
+        with self._passage(ordinals):
+            with self.lock:
+                self.primary.reserve(ordinals)
+                self.ledger.begin_move(entry, ordinals)
+                self.counters.note_reserved(len(ordinals))
+            filled = False
+            try:
+                await fill()
+                filled = True
+            finally:
+                if not filled:
+                    await self._vacate(entry, ordinals)
+            with self.lock:
+                self.table.commit_promotion(ordinals)
+                self.ledger.end_move(entry, ordinals)
+                self.counters.promotions += len(ordinals)
+
+    async def stream(self, ordinals: Ordinals, consume: Consumer) -> None:
+        """Hand over the values of tiles that do not stay, wave by wave, without making them primary.
+
+        Tiles that are primary by now are handed over from there.
+
+        Args:
+            ordinals: distinct tiles that the calling request holds.
+            consume: called with ordinals and one row of values for each, which are valid until it returns.
+        """
+        at_hand = int(np.count_nonzero(self.table.is_resident(ordinals) | self.table.is_implicit(ordinals)))
+        missing = len(ordinals) - at_hand
+        missed: set[int] = set()
+
+        async def hand_over(wave: Ordinals, rows: list[TileRow]) -> None:
+            nonlocal ordinals
+            await consume(wave, rows)
+            ordinals = ordinals[~np.isin(ordinals, wave)]
+
+        while len(ordinals):
+            resident = ordinals[self.table.is_resident(ordinals)]
+            implicit = ordinals[self.table.is_implicit(ordinals)]
+            if len(resident):
+                await hand_over(resident, self.rows(resident))
+            elif len(implicit):
+                await hand_over(implicit, [np.zeros(self.grid.tile_size, self._unit)] * len(implicit))
+            else:
+                passages, mine = self._sort_out(ordinals)
+                if len(mine):
+                    await self._read_waves(np.sort(mine), missed, hand_over)
+                else:
+                    await passages[0].done.wait()
+                    staged = passages[0].staged
+                    ready = [ordinal for ordinal in ordinals.tolist() if ordinal in staged]
+                    await hand_over(np.array(ready, np.int64), [staged[ordinal] for ordinal in ready])
+        self._count(hits=at_hand, misses=len(missed), streamed=len(missed), shared=missing - len(missed))
+
+    async def _read_waves(self, ordinals: Ordinals, missed: set[int], hand_over: Consumer) -> None:
+        per_wave = min(len(ordinals), max(1, STAGING_BYTES // self.tile_bytes))
+        staging: Carrier | None = None
+        try:
+            for first in range(0, len(ordinals), per_wave):
+                wave = ordinals[first : first + per_wave]
+                wave = wave[~self.table.is_resident(wave)]
+                # Since the last wave another request may have put these tiles on their way: leave them to it.
+                wave = np.array([o for o in wave.tolist() if o not in self._passages], np.int64)
+                if not len(wave):
+                    continue
+                if staging is None:
+                    staging = self._stage(per_wave)
+                with self._passage(wave) as passage:
+                    rows = await self._read_into(staging, wave)
+                    passage.staged = dict(zip(wave.tolist(), rows, strict=True))
+                missed.update(wave.tolist())
+                await hand_over(wave, rows)
+                if passage.joined:  # somebody else still reads these rows: leave that memory to it
+                    self._unstage(staging)
+                    staging = None
+        finally:
+            if staging is not None:
+                self._unstage(staging)
+
+    def _stage(self, tiles: int) -> Carrier:
+        staging = self.prototype.allocate_like(tiles * self.grid.tile_size, mutable=True, empty=True)
+        with self.lock:
+            self.counters.note_staging(tiles * self.tile_bytes)
+        return staging
+
+    def _unstage(self, staging: Carrier) -> None:
+        with self.lock:
+            self.counters.note_staging(-staging.size() * staging.dtype().itemsize)
+
+    async def _read_into(self, staging: Carrier, wave: Ordinals) -> list[TileRow]:
+        size = self.grid.tile_size
+        with self.lock:
+            places = ((staging, index * size) for index in range(len(wave)))
+            transfers = self._transfers(self.secondary.places(wave), places)
+        await self._transfer(transfers, inbound=True)
+        return list(tile_rows(staging, size)[: len(wave)])
+
+    # Dropping: loop thread
+
+    async def finish_with(self, entry: LedgerEntry, passing: Ordinals) -> None:
+        """The request needs its tiles no longer: run the evictions that nobody else forbids any more."""
+        with self.lock:
+            self.ledger.drop_needs(entry)
+            freed = self.ledger.take_freed()
+            put_off = [ordinal for ordinal in self.counters.put_off if not self.ledger.needed[ordinal]]
+        finish(freed)
+        if put_off:
+            passing = np.union1d(passing, np.array(put_off, np.int64))
+        await self.drop_unneeded(entry, passing)
+
+    async def undo(self, entry: LedgerEntry, changes: Changes) -> None:
+        """After a failure, put residency back as far as other requests and the secondary tier allow."""
+        with self.lock:
+            self.ledger.drop_needs(entry)
+            freed = self.ledger.take_freed()
+        finish(freed)
+        await self.drop_unneeded(entry, np.array(changes.promoted, np.int64))
+        gone = np.array([o for o in changes.dropped if o not in self._passages], np.int64)
+        with self.lock:
+            gone = gone[~self.table.is_resident(gone) & ~self.ledger.changing[gone]]
+        if len(gone):
+            try:
+                await self.fetch(entry, gone)
+            except Exception as error:  # the request's own error is the one to report
+                _logger.warning("%d tiles could not be made primary again: %s", len(gone), error)
+        await self.finish_with(entry, np.empty(0, np.int64))
+
+    async def drop_unneeded(self, entry: LedgerEntry, ordinals: Ordinals) -> list[int]:
+        """Carry out planned evictions; what other live work needs is put off, what fails is counted.
+
+        A planned eviction never fails the request: a tile whose write-back fails stays primary and dirty.
+
+        Returns:
+            The tiles that left the primary tier.
+        """
+        if not len(ordinals):
+            return []
+        with self.lock:
+            leaving = self._droppable(ordinals)
+            dirty = leaving[self.table.is_dirty(leaving)]
+            self.ledger.begin_move(entry, leaving)
+        if len(dirty):
+            try:
+                await self.write_back(dirty)
+            except Exception as error:  # whatever a tier raises, the request itself is fine
+                with self.lock:
+                    self.counters.failed_evictions += len(dirty)
+                    self.ledger.end_move(entry, dirty)
+                    freed = self.ledger.take_freed()
+                finish(freed)
+                _logger.warning("eviction of %d tiles failed, they stay primary: %s", len(dirty), error)
+                leaving = leaving[~np.isin(leaving, dirty)]
+        return await self.drop(entry, leaving)
+
+    async def write_back(self, ordinals: Ordinals) -> None:
+        """Copy dirty tiles to the secondary tier, all or none; they stay primary, and clean."""
+        ordinals = np.sort(ordinals)
+        with self.lock:
+            self.secondary.prepare_write()
+            transfers = self._transfers(self.primary.places(ordinals), self.secondary.write_places(ordinals))
+        await self._transfer(transfers, inbound=False)
+        with self.lock:
+            self.secondary.commit_write(ordinals)
+            self.table.commit_clean(ordinals)
+
+    async def drop(self, entry: LedgerEntry, ordinals: Ordinals) -> list[int]:
+        """Take clean tiles out of the primary tier and give their memory back.
+
+        The tiles are marked as moving by ``entry``. One that other work began to need since is put off.
+
+        Returns:
+            The tiles that left the primary tier.
+        """
+        with self.lock:
+            wanted = self.ledger.needed[ordinals] > 0
+            gone = ordinals[~wanted]
+            self.counters.put_off.update(ordinals[wanted].tolist())
+            self.counters.put_off.difference_update(gone.tolist())
+            self.ledger.end_move(entry, ordinals[wanted])
+            self.table.commit_drop(gone)
+            self.counters.evictions += len(gone)
+        if len(gone):
+            await self._vacate(entry, gone)
+        return gone.tolist()
+
+    async def _vacate(self, entry: LedgerEntry, ordinals: Ordinals) -> None:
+        """Give back the places of tiles that are not primary; the tiles count as moving until then."""
+        with self._passage(ordinals):
+            with self.lock:
+                leftovers = self.primary.discard(ordinals)
+                self.counters.note_reserved(-len(ordinals))
+            try:
+                if leftovers and len(ordinals) * self.tile_bytes > _RELEASE_PIECE:
+                    await run_jobs([leftovers.give_back])
+                else:
+                    leftovers.give_back()
+            finally:
+                with self.lock:
+                    self.primary.reclaim(leftovers)
+                    self.ledger.end_move(entry, ordinals)
+                    freed = self.ledger.take_freed()
+                finish(freed)
+
+    def _droppable(self, ordinals: Ordinals) -> Ordinals:
+        """Resident tiles that nobody holds; those that data requests need are put off. Under the lock."""
+        resident = self.table.is_resident(ordinals)
+        self.counters.put_off.difference_update(ordinals[~resident].tolist())
+        ordinals = ordinals[resident]
+        held = self.ledger.changing[ordinals] | self.ledger.moving[ordinals]
+        needed = self.ledger.needed[ordinals] > 0
+        self.counters.put_off.update(ordinals[needed & ~held].tolist())
+        return ordinals[~(needed | held)]
+
+    # Copies, transfers and passages
+
+    def rows(self, ordinals: Ordinals) -> list[TileRow]:
+        """The places of tiles in the primary tier, as rows of unsigned integers."""
+        with self.lock:
+            return self.rows_locked(ordinals)
+
+    def rows_locked(self, ordinals: Ordinals) -> list[TileRow]:
+        """As ``rows``, for a caller that holds the lock."""
+        found: dict[int, TileRow] = {}
+        for block in self.primary.blocks(ordinals):
+            for row, position in zip(block.rows.tolist(), block.positions.tolist(), strict=True):
+                found[position] = block.array[row]
+        return [found[position] for position in range(len(ordinals))]
+
+    async def copy(self, pairs: Sequence[tuple[TileRow, TileRow]]) -> None:
+        """Copy rows, ``(to, from)``: at once when they are small together, else in worker threads."""
+        if sum(to.nbytes for to, _ in pairs) > INLINE_BYTES:
+            await run_jobs([partial(np.copyto, to, from_) for to, from_ in pairs])
+            return
+        for to, from_ in pairs:
+            np.copyto(to, from_)
+
+    def _transfers(self, sources: Places, destinations: Places) -> list[Transfer]:
+        size = self.grid.tile_size
+        return [
+            Transfer(source, source_start, destination, destination_start, size)
+            for (source, source_start), (destination, destination_start) in zip(
+                sources, destinations, strict=True
+            )
+        ]
+
+    async def _transfer(self, transfers: list[Transfer], *, inbound: bool) -> None:
+        """Run one batch through the registered move, which is looked up anew each time."""
+        if not transfers:
+            return
+        primary, secondary = self._classes
+        operation = dispatch_move(secondary, primary)() if inbound else dispatch_move(primary, secondary)()
+        nbytes = len(transfers) * self.tile_bytes
+        self._count(in_flight_bytes=nbytes)
+        try:
+            filled = await operation.transfer(transfers)
+        finally:
+            self._count(in_flight_bytes=-nbytes)
+        if filled is not None and not _same_carriers(filled, transfers):
+            raise RuntimeError(
+                f"{type(operation).__name__}.transfer returned carriers that are not the destinations it was "
+                "given; return None, or the destinations in their order"
+            )
+        if inbound:
+            self._count(bytes_read=nbytes)
+        else:
+            self._count(bytes_written=nbytes)
+
+    def _count(self, **amounts: int) -> None:
+        with self.lock:
+            for name, amount in amounts.items():
+                setattr(self.counters, name, getattr(self.counters, name) + amount)
+
+    def _sort_out(self, ordinals: Ordinals) -> tuple[list[_Passage], Ordinals]:
+        """The passages that some of these tiles are on, and the tiles that are on none."""
+        if not self._passages:
+            return [], ordinals
+        passages: dict[_Passage, None] = {}
+        mine: list[int] = []
+        for ordinal in ordinals.tolist():
+            passage = self._passages.get(ordinal)
+            if passage is None:
+                mine.append(ordinal)
+            else:
+                passage.joined = True
+                passages[passage] = None
+        return list(passages), np.array(mine, np.int64)
+
+    @contextmanager
+    def _passage(self, ordinals: Ordinals) -> Iterator[_Passage]:
+        """Announce that tiles are on their way until the block ends, however it ends."""
+        passage = _Passage()
+        keys = ordinals.tolist()
+        outer = {key: self._passages[key] for key in keys if key in self._passages}
+        self._passages.update(dict.fromkeys(keys, passage))
+        try:
+            yield passage
+        finally:
+            for key in keys:
+                del self._passages[key]
+            self._passages.update(outer)
+            passage.done.set()
+
+
+def finish(handles: Sequence[AwaitResult[None]]) -> None:
+    """End the ``free`` handles of conflict errors; not under the lock, because their waiters wake."""
+    for handle in handles:
+        handle._finish()
+
+
+def _same_carriers(filled: Sequence[Carrier], transfers: Sequence[Transfer]) -> bool:
+    return len(filled) == len(transfers) and all(
+        given is transfer.destination for given, transfer in zip(filled, transfers, strict=True)
+    )

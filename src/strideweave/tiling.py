@@ -1,0 +1,165 @@
+"""``tiled``: from an array to a Tensor whose tiles move between memory and storage."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strideweave.carriers.base import Carrier
+from strideweave.carriers.cpu import CPU
+from strideweave.carriers.file_backed import FileBacked
+from strideweave.carriers.move.operations import Transfer
+from strideweave.carriers.move.registry import dispatch_move
+from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
+from strideweave.dtype import DType
+from strideweave.layout import Layout
+from strideweave.runtime.await_result import AwaitResult
+from strideweave.tensor import Tensor
+from strideweave.tiles.grid import TileGrid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import numpy.typing as npt
+
+    from strideweave.tiles.policy import ResidencyPolicy
+
+__all__ = ["tile_major_layout", "tiled"]
+
+_WAVE_BYTES = 8 << 20  # what is held at once of an array on its way to the secondary tier
+
+
+def tiled(
+    array: npt.ArrayLike,
+    tile_shape: int | Iterable[int],
+    *,
+    secondary: Carrier | None = None,
+    residency_policy: ResidencyPolicy | None = None,
+    dtype: DType | None = None,
+    resident: bool = True,
+) -> Tensor:
+    """Cut an array into tiles and give the full Tensor over a fresh ``TiledEvictable``.
+
+    Values are laid tile by tile, first-mode-fastest over the grid and row-major inside each tile; the Tensor
+    has the array's shape. Blocks until that is done.
+
+    Args:
+        array: any array-like of at least one axis; a ``numpy.memmap`` is read piece by piece.
+        tile_shape: elements of one tile along each axis; each divides the array's extent.
+        secondary: an empty mutable carrier for the slow tier; None makes a ``FileBacked``.
+        residency_policy: decides what stays primary.
+        dtype: element type; None keeps the array's.
+        resident: True copies the values to a CPU primary tier, where every tile starts dirty; False writes
+            them straight to the secondary tier, holding no more than a few tiles at a time.
+
+    Returns:
+        The full Tensor; ``tensor.carrier`` is the ``TiledEvictable``.
+
+    Raises:
+        TypeError: no DType stands for the array's dtype, ``tile_shape`` is not made of integers, or
+            ``secondary`` is not a Carrier of the same dtype.
+        ValueError: the ranks differ, an extent is not a multiple of the tile's, or ``secondary`` has values.
+        RuntimeError: ``secondary`` is released, owned or immutable.
+        OSError, MemoryError: there is no room for the values.
+    """
+    source = np.asarray(array)
+    chosen = DType.from_numpy(source.dtype) if dtype is None else dtype
+    if not isinstance(chosen, DType):
+        raise TypeError(f"dtype must be a DType, found {type(chosen).__name__}")
+    grid = _grid(source.shape, (tile_shape,) if isinstance(tile_shape, int) else tuple(tile_shape))
+    if secondary is not None:
+        _check_secondary(secondary, chosen)
+    slow = FileBacked(dtype=chosen) if secondary is None else secondary
+    built = False
+    try:
+        primary = CPU(grid.slot_count if resident else 0, dtype=chosen, empty=True)
+        if resident:
+            slots = primary.numpy(writable=True).reshape(-1, *grid.tile_shape)
+            for ordinal, tile in enumerate(_tiles(source, grid)):
+                slots[ordinal] = tile
+        else:
+            _write_through(source, grid, slow)
+        carrier = TiledEvictable(
+            primary, slow, grid.grid_shape, grid.tile_shape, residency_policy=residency_policy
+        )
+        built = True
+    finally:
+        if not built and secondary is None:
+            slow.release()
+    return Tensor(carrier, 0, tile_major_layout(grid))
+
+
+def tile_major_layout(grid: TileGrid) -> Layout:
+    """The Layout of a full Tensor whose tiles are row-major inside.
+
+    Shapes: top-level extents are ``grid.logical_shape``; a mode cut inside is nested, ``(tile, grid)``.
+    """
+    shape: list[Any] = []
+    stride: list[Any] = []
+    inner = list(itertools.accumulate(reversed(grid.tile_shape), lambda a, b: a * b, initial=1))[-2::-1]
+    outer = grid.tile_size
+    for tile, count, within in zip(grid.tile_shape, grid.grid_shape, inner, strict=True):
+        if tile > 1 and count > 1:
+            shape.append((tile, count))
+            stride.append((within, outer))
+        else:
+            shape.append(tile * count)
+            stride.append(within if tile > 1 else outer)
+        outer *= count
+    return Layout(tuple(shape), tuple(stride))
+
+
+def _grid(shape: tuple[int, ...], tile_shape: tuple[int, ...]) -> TileGrid:
+    if len(shape) != len(tile_shape) or not shape:
+        raise ValueError(
+            f"an array of shape {shape} needs a tile shape of as many axes, at least one; found {tile_shape}"
+        )
+    TileGrid(tile_shape, tile_shape)  # checks that these are integers of at least 1
+    if any(extent % tile or not extent for extent, tile in zip(shape, tile_shape, strict=True)):
+        raise ValueError(
+            f"tiles of shape {tile_shape} do not cut an array of shape {shape} evenly; pad the array, or "
+            "choose extents that divide it"
+        )
+    return TileGrid(tuple(extent // tile for extent, tile in zip(shape, tile_shape, strict=True)), tile_shape)
+
+
+def _check_secondary(secondary: object, dtype: DType) -> None:
+    if not isinstance(secondary, Carrier):
+        raise TypeError(f"secondary must be a Carrier, found {type(secondary).__name__}")
+    secondary._require_mutable()
+    if secondary.dtype() is not dtype:
+        raise TypeError(f"secondary holds {secondary.dtype().name}, the values are {dtype.name}")
+    if secondary.size():
+        raise ValueError(f"secondary holds {secondary.size()} values already; pass an empty carrier")
+
+
+def _tiles(source: npt.NDArray[Any], grid: TileGrid) -> Iterator[npt.NDArray[Any]]:
+    """The tiles of an array as views, in the order of their ordinals."""
+    for last_first in np.ndindex(*grid.grid_shape[::-1]):
+        yield source[
+            tuple(
+                slice(index * tile, (index + 1) * tile)
+                for index, tile in zip(last_first[::-1], grid.tile_shape, strict=True)
+            )
+        ]
+
+
+def _write_through(source: npt.NDArray[Any], grid: TileGrid, secondary: Carrier) -> None:
+    """Write the tiles of an array to an empty carrier, wave by wave."""
+    dtype = secondary.dtype()
+    per_wave = min(grid.tile_count, max(1, _WAVE_BYTES // (grid.tile_size * dtype.itemsize)))
+    staging = CPU(per_wave * grid.tile_size, dtype=dtype, empty=True)
+    slots = staging.numpy(writable=True).reshape(-1, *grid.tile_shape)
+    secondary._allocate_in_place(grid.slot_count)
+    operation = dispatch_move(CPU, type(secondary))
+    tiles = _tiles(source, grid)
+    for first in range(0, grid.tile_count, per_wave):
+        count = min(per_wave, grid.tile_count - first)
+        for row, tile in zip(slots[:count], tiles, strict=False):
+            row[...] = tile
+        transfer = Transfer(staging, 0, secondary, first * grid.tile_size, count * grid.tile_size)
+        handle: AwaitResult[Any] = AwaitResult()
+        staging._scope.start(handle, operation().transfer, [transfer]).wait()
+    staging.release()
