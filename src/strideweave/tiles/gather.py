@@ -1,0 +1,350 @@
+"""Copy whole tiles into one compact array and back: strided NumPy views, no await, no state.
+
+A tile is a run of ``P`` slots; where its values go is decided once per selection from the digits of the
+placement, and each tile is then one strided assignment. When tile and compact order agree (`contiguous`), it
+is a plain copy of ``P`` slots.
+
+Bytes move, not values: every array here has an unsigned integer type of the item's size, so that NaN payloads
+and negative zeros survive.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strideweave.layout import Layout
+from strideweave.tiles.compact import (
+    JointDigit,
+    axis_order,
+    compact_strides,
+    groups,
+    joint_digits,
+    merged_steps,
+    parts,
+    runs,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strideweave.tiles.grid import TileGrid, TilePlacement
+    from strideweave.tiles.selection import TileSelection
+
+    Slots = NDArray[np.unsignedinteger[Any]]
+
+__all__ = ["CompactGeometry"]
+
+Job = Callable[[], None]
+
+# Above this a tile's copy takes longer than making its two views, and a temporary would leave the caches.
+_LARGE_TILE_BYTES = 64 * 1024
+# How much the vectorised path for small tiles gathers before it writes.
+_STAGE_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class CompactGeometry:
+    """Where the tiles of one selection go in the compact array of its projection.
+
+    Compact axis ``i`` has ``n_i * T_i`` entries: the ``n_i`` selected tiles in the order of ``per_axis[i]``,
+    each with its ``T_i`` coordinates. *Position* means the ordinal of a tile in compact order
+    (`TileSelection.coordinates`).
+
+    Spec: *Gather preserves public TileSelection ordering*.
+
+    Attributes:
+        shape: the extents of the compact Tensor.
+        layout: its dense, flat Layout. Axes cut inside a tile come in the source's order inside a tile,
+            fastest first, then those of tile extent 1, the first fastest; column-major when the source has no
+            plain order inside a tile.
+        size: slots of the compact array.
+        tile_size: slots of one tile.
+        contiguous: whether every tile is one run of ``tile_size`` compact slots, in slot order.
+    """
+
+    shape: tuple[int, ...]
+    layout: Layout
+    size: int
+    tile_size: int
+    contiguous: bool
+    _digits: tuple[JointDigit, ...]  # slowest in the compact array first
+    _origin: int
+    _steps: tuple[tuple[int, int], ...]  # (count, slots from one tile to the next), fastest position first
+
+    @classmethod
+    def of(cls, grid: TileGrid, placement: TilePlacement, selection: TileSelection) -> CompactGeometry:
+        """Work the geometry out; the cost depends on ranks and digits, not on elements.
+
+        Args:
+            grid: the tile grid.
+            placement: how the full Tensor's Layout orders the inside of a tile.
+            selection: a selection of the grid's rank.
+
+        Raises:
+            ValueError: the ranks of grid and selection differ.
+        """
+        counts, tile_shape = selection.compact_grid_shape, grid.tile_shape
+        if len(counts) != len(tile_shape):
+            raise ValueError(f"the selection has rank {len(counts)}, the grid has rank {len(tile_shape)}")
+        shape = tuple(map(operator.mul, counts, tile_shape))
+        strides, size = compact_strides(shape, axis_order(placement.mode_order, len(shape)))
+        digits = joint_digits(placement.axes, strides)
+        # Nothing to reorder: at most one digit is left, and it runs alike on both sides.
+        contiguous = all(digit[1:] == (1, 1) for digit in digits)
+        steps = map(operator.mul, tile_shape, strides)
+        return cls(
+            shape=shape,
+            layout=Layout(shape, strides),
+            size=size,
+            tile_size=grid.tile_size,
+            contiguous=contiguous,
+            _digits=digits[::-1],
+            _origin=placement.origin,
+            _steps=merged_steps(zip(counts, steps, strict=True)),
+        )
+
+    def start(self, position: int) -> int:
+        """Give the compact slot of within-tile coordinate 0 of the tile at ``position``.
+
+        When the geometry is ``contiguous`` the tile owns the run ``[start, start + tile_size)``.
+
+        Raises:
+            IndexError: the selection has no such position.
+        """
+        rest, slot = position, 0
+        for count, step in self._steps:
+            rest, entry = divmod(rest, count)
+            slot += entry * step
+        if rest:  # too large, or negative
+            raise IndexError(f"position {position} of a selection of {self.size // self.tile_size} tiles")
+        return slot
+
+    def copy_in(self, tiles: Sequence[Slots], positions: Sequence[int], compact: Slots) -> None:
+        """Copy tiles to their places in the compact array.
+
+        Args:
+            tiles: arrays of ``tile_size`` slots, contiguous in memory.
+            positions: the position of each, distinct.
+            compact: at least ``size`` slots, contiguous in memory, of the same type.
+
+        Raises:
+            ValueError: an array has another size or type than that. Nothing was copied.
+            IndexError: the selection has no such position. Nothing was copied.
+        """
+        self._check(tiles, positions, compact)
+        if not self.contiguous:
+            for source, target in self._views(tiles, positions, compact):
+                target[...] = source
+            return
+        size, pairs = self.tile_size, self._by_start(positions)
+        for first, stop in runs([start for start, _ in pairs], size):
+            start = pairs[first][0]
+            # One call for many tiles: a Python loop costs more than the copy of a small tile.
+            np.concatenate(
+                [tiles[index] for _, index in pairs[first:stop]],
+                out=compact[start : start + (stop - first) * size],
+                casting="no",
+            )
+
+    def copy_out(self, tiles: Sequence[Slots], positions: Sequence[int], compact: Slots) -> None:
+        """Copy the other way, from the compact array to writable tiles (see `copy_in`)."""
+        self._check(tiles, positions, compact)
+        if self.contiguous:
+            for start, index in self._by_start(positions):
+                tiles[index][...] = compact[start : start + self.tile_size]
+            return
+        for tile, part in self._views(tiles, positions, compact):
+            tile[...] = part
+
+    def copy_rows(
+        self, slab: Slots, rows: NDArray[np.intp], positions: NDArray[np.intp], compact: Slots
+    ) -> None:
+        """Do what `copy_in` does with tiles that are rows of one array: few NumPy calls for many small tiles.
+
+        Args:
+            slab: shape ``(n, tile_size)``, C-contiguous.
+            rows: the row of each tile.
+            positions: the position of each, distinct.
+            compact: as for `copy_in`.
+
+        Raises:
+            ValueError: an array has another size or type than that. Nothing was copied.
+            IndexError: a row or a position is out of range. Nothing was copied.
+        """
+        self._check_rows(slab, rows, positions, compact)
+        if not len(rows):
+            return
+        if self.contiguous:
+            self._take_runs(slab, rows, self._starts(positions), compact)
+        elif len(self._steps) < 2 and self.tile_size * slab.itemsize < _LARGE_TILE_BYTES:
+            self._stage_rows(slab, rows, self._starts(positions), compact)
+        else:
+            self.copy_in([slab[row] for row in rows.tolist()], positions.tolist(), compact)
+
+    def jobs(
+        self, tiles: Sequence[Slots], positions: Sequence[int], compact: Slots, piece_bytes: int
+    ) -> list[Job]:
+        """Split `copy_in` into independent calls of about ``piece_bytes`` each, for worker threads.
+
+        Small tiles are grouped, tiles larger than a piece are cut.
+
+        Raises:
+            ValueError: as `copy_in`, before any job is made.
+            IndexError: likewise.
+        """
+        self._check(tiles, positions, compact)
+        pairs = self._by_start(positions)  # neighbours in one piece, so that it writes one stretch of memory
+        tiles, positions = [tiles[index] for _, index in pairs], [positions[index] for _, index in pairs]
+        tile_bytes = self.tile_size * compact.itemsize
+        if tile_bytes > piece_bytes and self._digits:
+            views = self._views(tiles, positions, compact)
+            return [
+                partial(np.copyto, target[part], source[part])
+                for source, target in views
+                for part in parts(self._digits[0].extent, -(-tile_bytes // piece_bytes))
+            ]
+        return [
+            partial(self.copy_in, tiles[part], positions[part], compact)
+            for part in groups(len(tiles), piece_bytes // tile_bytes)
+        ]
+
+    def row_jobs(
+        self,
+        slab: Slots,
+        rows: NDArray[np.intp],
+        positions: NDArray[np.intp],
+        compact: Slots,
+        piece_bytes: int,
+    ) -> list[Job]:
+        """Split `copy_rows` as `jobs` splits `copy_in`.
+
+        Raises:
+            ValueError: as `copy_rows`, before any job is made.
+            IndexError: likewise.
+        """
+        self._check_rows(slab, rows, positions, compact)
+        tile_bytes = self.tile_size * compact.itemsize
+        if tile_bytes > piece_bytes:
+            return self.jobs([slab[row] for row in rows.tolist()], positions.tolist(), compact, piece_bytes)
+        _, rows, positions = _ascending(self._starts(positions), rows, positions)
+        return [
+            partial(self.copy_rows, slab, rows[part], positions[part], compact)
+            for part in groups(len(rows), piece_bytes // tile_bytes)
+        ]
+
+    def _views(
+        self, tiles: Sequence[Slots], positions: Sequence[int], compact: Slots
+    ) -> list[tuple[Slots, Slots]]:
+        """For each tile its slots and their places, as two views of one shape; all made at once."""
+        item, dtype = compact.itemsize, compact.dtype
+        shape = [digit.extent for digit in self._digits]
+        inside = [digit.tile_stride * item for digit in self._digits]
+        outside = [digit.compact_stride * item for digit in self._digits]
+        offset = self._origin * item
+        # The constructor is five times as quick as as_strided and checks the bounds of both buffers.
+        return [
+            (
+                np.ndarray(shape, dtype, tile, offset, inside),
+                np.ndarray(shape, dtype, compact, self.start(position) * item, outside),
+            )
+            for tile, position in zip(tiles, positions, strict=True)
+        ]
+
+    def _take_runs(
+        self, slab: Slots, rows: NDArray[np.intp], starts: NDArray[np.int64], compact: Slots
+    ) -> None:
+        """Contiguous tiles: one gather of rows for each run of neighbours in the compact array."""
+        starts, rows = _ascending(starts, rows)
+        size = self.tile_size
+        for first, stop in _array_runs(starts, size):
+            start = int(starts[first])
+            out = compact[start : start + (stop - first) * size].reshape(stop - first, size)
+            # 'raise', the default, would buffer the output; the rows were checked.
+            np.take(slab, rows[first:stop], axis=0, out=out, mode="clip")
+
+    def _stage_rows(
+        self, slab: Slots, rows: NDArray[np.intp], starts: NDArray[np.int64], compact: Slots
+    ) -> None:
+        """Small reordered tiles at equal distances: gather some, then write them with one assignment."""
+        starts, rows = _ascending(starts, rows)
+        item, dtype = compact.itemsize, compact.dtype
+        step = self._steps[0][1] if self._steps else 1
+        shape = [digit.extent for digit in self._digits]
+        inside = [self.tile_size * item, *(digit.tile_stride * item for digit in self._digits)]
+        outside = [step * item, *(digit.compact_stride * item for digit in self._digits)]
+        most = max(1, _STAGE_BYTES // (self.tile_size * item))
+        for first, stop in _array_runs(starts, step):
+            for begin in range(first, stop, most):
+                count = min(stop - begin, most)
+                stage = slab[rows[begin : begin + count]]
+                source = np.ndarray([count, *shape], dtype, stage, self._origin * item, inside)
+                target = np.ndarray([count, *shape], dtype, compact, int(starts[begin]) * item, outside)
+                target[...] = source
+
+    def _by_start(self, positions: Sequence[int]) -> list[tuple[int, int]]:
+        """The compact start of each tile and its index in ``positions``, ascending."""
+        pairs = [(self.start(position), index) for index, position in enumerate(positions)]
+        pairs.sort()
+        return pairs
+
+    def _starts(self, positions: NDArray[np.intp]) -> NDArray[np.int64]:
+        starts = np.zeros(len(positions), np.int64)
+        for count, step in self._steps:
+            positions, entries = np.divmod(positions, count)
+            starts += entries * step
+        if positions.any():
+            raise IndexError(f"a position beyond a selection of {self.size // self.tile_size} tiles")
+        return starts
+
+    def _check(self, tiles: Sequence[Slots], positions: Sequence[int], compact: Slots) -> None:
+        if len(tiles) != len(positions):
+            raise ValueError(f"{len(tiles)} tiles and {len(positions)} positions; give one position per tile")
+        self._check_compact(compact)
+        shape, dtype = (self.tile_size,), compact.dtype
+        for tile in tiles:
+            if tile.shape != shape or tile.dtype != dtype:
+                raise ValueError(
+                    f"a tile is {self.tile_size} slots of {dtype}, got an array of shape {tile.shape} and "
+                    f"{tile.dtype}"
+                )
+
+    def _check_rows(
+        self, slab: Slots, rows: NDArray[np.intp], positions: NDArray[np.intp], compact: Slots
+    ) -> None:
+        if len(rows) != len(positions):
+            raise ValueError(f"{len(rows)} rows and {len(positions)} positions; give one position per row")
+        self._check_compact(compact)
+        if slab.ndim != 2 or slab.shape[1] != self.tile_size or slab.dtype != compact.dtype:
+            raise ValueError(
+                f"a slab is rows of {self.tile_size} slots of {compact.dtype}, got an array of shape "
+                f"{slab.shape} and {slab.dtype}"
+            )
+        if len(rows) and not 0 <= rows.min() <= rows.max() < len(slab):
+            raise IndexError(f"rows {rows.min()} to {rows.max()} of a slab that has {len(slab)}")
+
+    def _check_compact(self, compact: Slots) -> None:
+        if compact.ndim != 1 or len(compact) < self.size:
+            raise ValueError(
+                f"the compact array needs one axis of at least {self.size} slots, got shape {compact.shape}"
+            )
+
+
+def _ascending(starts: NDArray[np.int64], *arrays: NDArray[np.intp]) -> tuple[NDArray[np.intp], ...]:
+    """The starts in ascending order, and the other arrays in the same one."""
+    if (starts[1:] > starts[:-1]).all():
+        return (starts, *arrays)
+    order = np.argsort(starts)
+    return (starts[order], *(array[order] for array in arrays))
+
+
+def _array_runs(ascending: NDArray[np.int64], step: int) -> Iterator[tuple[int, int]]:
+    """What `runs` does, for a non-empty array."""
+    cuts = np.flatnonzero(ascending[1:] - ascending[:-1] != step) + 1
+    return itertools.pairwise([0, *cuts.tolist(), len(ascending)])
