@@ -79,15 +79,18 @@ class ResidencyTable:
 
     def is_valid(self, ordinals: Ordinals) -> Mask:
         """Tell for each tile whether it has a value."""
-        return self._location[ordinals] != Location.NONE
+        valid: Mask = self._location[ordinals] != Location.NONE
+        return valid
 
     def is_resident(self, ordinals: Ordinals) -> Mask:
         """Tell for each tile whether its value is in the primary tier."""
-        return self._location[ordinals] == Location.PRIMARY
+        resident: Mask = self._location[ordinals] == Location.PRIMARY
+        return resident
 
     def is_implicit(self, ordinals: Ordinals) -> Mask:
         """Tell for each tile whether it is a zero without storage."""
-        return self._location[ordinals] == Location.IMPLICIT
+        implicit: Mask = self._location[ordinals] == Location.IMPLICIT
+        return implicit
 
     def is_dirty(self, ordinals: Ordinals) -> Mask:
         """Tell for each tile whether only the primary tier has its value."""

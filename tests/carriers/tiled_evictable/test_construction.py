@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 import strideweave
-from strideweave import CPU, DType, FileBacked, Generic, LRU, Tensor, TiledEvictable, row_major
-from strideweave.carriers.move import registered_move_operation, unregister_move_operation
-from strideweave.carriers.move import dispatch_move
-from strideweave.carriers.tiled_evictable import TiledEvictable as from_its_room
+from strideweave import CPU, LRU, DType, FileBacked, Generic, Tensor, TiledEvictable, row_major
+from strideweave.carriers.move import register_move_operation, unregister_move_operation
+from strideweave.carriers.tiled_evictable import TiledEvictable as InItsRoom
 
 GRID, TILE = (3, 2), (2, 4)
 SLOTS = 48
@@ -21,7 +20,7 @@ def free(*carriers):
 
 
 def test_importable_from_both_places():
-    assert strideweave.TiledEvictable is from_its_room
+    assert strideweave.TiledEvictable is InItsRoom
 
 
 def test_geometry():
@@ -97,10 +96,10 @@ def test_mutability_is_the_primary_tiers():
 @pytest.mark.parametrize(
     ("primary", "secondary", "error", "says"),
     [
-        (lambda: object(), lambda: CPU(0), TypeError, "primary must be a Carrier"),
+        (object, lambda: CPU(0), TypeError, "primary must be a Carrier"),
         (lambda: CPU(0), lambda: np.zeros(3), TypeError, "secondary must be a Carrier"),
         (lambda: CPU(0), lambda: CPU(0, dtype=DType.Float64), TypeError, "dtype"),
-        (lambda: FileBacked(), lambda: CPU(0), TypeError, "memory"),
+        (FileBacked, lambda: CPU(0), TypeError, "memory"),
         (lambda: CPU(0), lambda: CPU(0, mutable=False), strideweave.ImmutableError, "immutable"),
         (lambda: CPU(SLOTS), lambda: CPU(SLOTS), ValueError, "both tiers hold values"),
         (lambda: CPU(SLOTS - 1), lambda: CPU(0), ValueError, "slots"),
@@ -173,8 +172,6 @@ def test_both_directions_must_be_registered(pair):
             TiledEvictable(primary, secondary, GRID, TILE)
         assert free(primary, secondary)
     finally:
-        from strideweave.carriers.move import register_move_operation
-
         register_move_operation(*pair, operation)
 
 

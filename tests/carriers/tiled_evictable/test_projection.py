@@ -270,7 +270,7 @@ def _owned():
     [
         (lambda: np.zeros(48), TypeError),
         (lambda: Generic([0.0] * 48), TypeError),
-        (lambda: FileBacked(), TypeError),
+        (FileBacked, TypeError),
         (lambda: CPU(48, dtype=DType.Float64), TypeError),
         (_released, ReleasedError),
         (_owned, strideweave.OwnershipError),
@@ -357,7 +357,7 @@ def test_an_incompatible_layout_is_a_value_error_and_changes_nothing(make_model,
     """Spec: *Tensor Layout compatibility preserves exact carrier tile footprints*, the rejecting scenarios."""
     model = make_model()
     before = model.snapshot()
-    with pytest.raises(ValueError):  # noqa: PT011 - the grid's own tests look at the messages
+    with pytest.raises(ValueError):
         model.carrier.project(Tensor(model.carrier, offset, layout), model.select(0))
     assert model.snapshot() == before
     assert model.at_rest()

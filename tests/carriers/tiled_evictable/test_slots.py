@@ -136,7 +136,7 @@ def test_released_carriers_refuse_and_still_answer_what_they_may(make_model):
     for access in (
         lambda: model.carrier[0],
         lambda: model.carrier.set_value(0, 1.0),
-        lambda: model.tensor.numpy(),
+        model.tensor.numpy,
         lambda: model.carrier.primary_tiles,
         lambda: model.carrier.tile_state((0, 0, 0)),
         lambda: model.carrier.dispatch_op("add"),

@@ -388,7 +388,7 @@ class TiledEvictable(Carrier):
     def _compute_class(self) -> type[Carrier]:
         return type(self._primary)
 
-    def _place(self, tensor: Tensor) -> TilePlacement:
+    def _place(self, tensor: object) -> TilePlacement:
         """Check that a Tensor is a full Tensor of this carrier, and say how its elements lie in a tile."""
         self._require_live()
         if not isinstance(tensor, Tensor):

@@ -223,7 +223,8 @@ class TileTraffic:
                 await self.copy(list(zip(self.rows(ordinals), rows, strict=True)))
 
             await self._promote(entry, ordinals, fill)
-        return ordinals.tolist()
+        adopted: list[int] = ordinals.tolist()
+        return adopted
 
     async def _promote(
         self, entry: LedgerEntry, ordinals: Ordinals, fill: Callable[[], Awaitable[None]]
@@ -411,7 +412,8 @@ class TileTraffic:
             self.counters.evictions += len(gone)
         if len(gone):
             await self._vacate(entry, gone)
-        return gone.tolist()
+        left: list[int] = gone.tolist()
+        return left
 
     async def _vacate(self, entry: LedgerEntry, ordinals: Ordinals) -> None:
         """Give back the places of tiles that are not primary; the tiles count as moving until then."""
