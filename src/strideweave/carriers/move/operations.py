@@ -1,0 +1,223 @@
+"""How spans of slots get from one carrier to another: the hook, and what ships for memory and files.
+
+A batch is checked as a whole before any byte moves; then all of it is one I/O batch, or one round of worker
+threads.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from strideweave.carriers.move.planning import checked_runs, cut_runs
+from strideweave.errors import ImmutableError
+from strideweave.io.buffers import aligned_array
+from strideweave.io.engine import default_engine
+from strideweave.io.positioned import FileSpan
+from strideweave.runtime.workers import INLINE_BYTES, run_jobs, worker_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from strideweave.carriers.base import Carrier
+    from strideweave.carriers.move.planning import Run
+    from strideweave.io.files import OpenFile
+
+__all__ = [
+    "ElementwiseMoveOperation",
+    "FileToFile",
+    "FileToMemory",
+    "MemoryToFile",
+    "MemoryToMemory",
+    "MoveOperation",
+    "Transfer",
+]
+
+SMALLEST_JOB = 1 << 20
+"""Bytes that a worker copies at once, at least."""
+
+LARGEST_JOB = 4 << 20
+"""Bytes that a worker copies at once, at most."""
+
+STAGING_BYTES = 8 << 20
+"""Bytes of memory that a move between files passes through, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A span of slots to copy from one carrier to another of the same dtype.
+
+    Attributes:
+        source: carrier that is read.
+        source_start: its first slot.
+        destination: carrier that is written.
+        destination_start: its first slot.
+        slots: how many.
+    """
+
+    source: Carrier
+    source_start: int
+    destination: Carrier
+    destination_start: int
+    slots: int
+
+
+class MoveOperation(ABC):
+    """Copies spans of slots between carriers of two exact classes; made without arguments for each use.
+
+    Whoever asks for a transfer has checked that it is allowed: an operation reads and writes the carriers it
+    is given whether or not they are owned or mutable, and advances no version.
+    """
+
+    @abstractmethod
+    async def transfer(self, transfers: Sequence[Transfer]) -> Sequence[Carrier] | None:
+        """Copy all spans, as one batch where the storage has such a thing.
+
+        Called in the runtime's loop; what blocks or copies much belongs into worker threads. When it returns
+        or raises, nothing may touch the carriers' storage any more.
+
+        Args:
+            transfers: spans that lie within their carriers; those read and those written do not overlap.
+
+        Returns:
+            None: the destinations are filled. Or the carriers that hold the values, which must be the
+            destinations.
+
+        Raises:
+            TypeError: the dtypes of a pair differ.
+            ValueError: a span does not lie within its carrier, or spans read and written overlap.
+            OSError, EOFError: storage failed; the destinations' contents are unspecified.
+        """
+
+
+class MemoryToMemory(MoveOperation):
+    """Copies between carriers in memory: small batches at once, larger ones in worker threads."""
+
+    async def transfer(self, transfers: Sequence[Transfer]) -> None:
+        """Copy all spans; see :meth:`MoveOperation.transfer`."""
+        runs = checked_runs(transfers)
+        sources, destinations = _memory(run.source for run in runs), _writable_memory(runs)
+        total = _bytes_of(runs)
+        if total <= INLINE_BYTES:
+            _copy(runs, sources, destinations)
+            return
+        size = min(max(total // (4 * worker_count()), SMALLEST_JOB), LARGEST_JOB)
+        await run_jobs([partial(_copy, group, sources, destinations) for group in cut_runs(runs, size)])
+
+
+class MemoryToFile(MoveOperation):
+    """Writes slots in memory to a file, all spans in one I/O batch."""
+
+    async def transfer(self, transfers: Sequence[Transfer]) -> None:
+        """Copy all spans; see :meth:`MoveOperation.transfer`."""
+        runs = checked_runs(transfers)
+        memory, files = _memory(run.source for run in runs), _writable_files(runs)
+        spans = []
+        for source, start, destination, at, slots in runs:
+            (file, base), width = files[destination], source.dtype().itemsize
+            part = memory[source][start * width : (start + slots) * width]
+            spans.append(FileSpan(file, base + at * width, part))
+        await default_engine().write(spans)
+
+
+class FileToMemory(MoveOperation):
+    """Reads slots from a file into memory, all spans in one I/O batch."""
+
+    async def transfer(self, transfers: Sequence[Transfer]) -> None:
+        """Copy all spans; see :meth:`MoveOperation.transfer`."""
+        runs = checked_runs(transfers)
+        files, memory = _files(run.source for run in runs), _writable_memory(runs)
+        spans = []
+        for source, start, destination, at, slots in runs:
+            (file, base), width = files[source], source.dtype().itemsize
+            part = memory[destination][at * width : (at + slots) * width]
+            spans.append(FileSpan(file, base + start * width, part))
+        await default_engine().read(spans)
+
+
+class FileToFile(MoveOperation):
+    """Copies slots between files through a bounded piece of memory."""
+
+    async def transfer(self, transfers: Sequence[Transfer]) -> None:
+        """Copy all spans; see :meth:`MoveOperation.transfer`."""
+        runs = checked_runs(transfers)
+        sources, destinations = _files(run.source for run in runs), _writable_files(runs)
+        staging = aligned_array(min(_bytes_of(runs), STAGING_BYTES))
+        engine = default_engine()
+        for group in cut_runs(runs, STAGING_BYTES):
+            reads, writes, filled = [], [], 0
+            for source, start, destination, at, slots in group:
+                width = source.dtype().itemsize
+                part = staging[filled : filled + slots * width]
+                (file, base), (target, target_base) = sources[source], destinations[destination]
+                reads.append(FileSpan(file, base + start * width, part))
+                writes.append(FileSpan(target, target_base + at * width, part))
+                filled += part.nbytes
+            await engine.read(reads)
+            await engine.write(writes)
+
+
+class ElementwiseMoveOperation(MoveOperation):
+    """Copies one slot after the other through Python numbers, for carriers that are neither memory nor file.
+
+    It works between any two carriers, slowly; register it for the pairs of a carrier class of your own.
+    Values pass as ``int``, ``bool`` or ``float``, so a NaN stays a NaN but its payload may change.
+    """
+
+    async def transfer(self, transfers: Sequence[Transfer]) -> None:
+        """Copy all spans, in one worker thread; see :meth:`MoveOperation.transfer`."""
+        runs = checked_runs(transfers)
+        await run_jobs([partial(_copy_slots, runs)])
+
+
+def _memory(carriers: Iterable[Carrier]) -> dict[Carrier, NDArray[np.uint8]]:
+    return {carrier: carrier._bytes() for carrier in set(carriers)}
+
+
+def _writable_memory(runs: Sequence[Run]) -> dict[Carrier, NDArray[np.uint8]]:
+    memory = _memory(run.destination for run in runs)
+    for carrier, slots in memory.items():
+        if not slots.flags.writeable:
+            raise ImmutableError(
+                f"the destination {type(carrier).__name__} stands on read-only memory; copy the array first"
+            )
+    return memory
+
+
+def _files(carriers: Iterable[Carrier]) -> dict[Carrier, tuple[OpenFile, int]]:
+    return {carrier: carrier._file() for carrier in set(carriers)}
+
+
+def _writable_files(runs: Sequence[Run]) -> dict[Carrier, tuple[OpenFile, int]]:
+    files = _files(run.destination for run in runs)
+    for file, _ in files.values():
+        file.require_writable()
+    return files
+
+
+def _bytes_of(runs: Sequence[Run]) -> int:
+    return sum([run.slots * run.source.dtype().itemsize for run in runs])
+
+
+def _copy(
+    runs: Sequence[Run],
+    sources: dict[Carrier, NDArray[np.uint8]],
+    destinations: dict[Carrier, NDArray[np.uint8]],
+) -> None:
+    for source, start, destination, at, slots in runs:
+        width = source.dtype().itemsize
+        part = sources[source][start * width : (start + slots) * width]
+        np.copyto(destinations[destination][at * width : (at + slots) * width], part)
+
+
+def _copy_slots(runs: Sequence[Run]) -> None:
+    for source, start, destination, at, slots in runs:
+        for i in range(slots):
+            value = source._load_slot(start + i)
+            destination._store_slot(at + i, destination._convert(value))

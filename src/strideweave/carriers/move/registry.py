@@ -1,0 +1,164 @@
+"""Which operation moves values between which two carrier classes.
+
+Keyed by the exact pair of classes: there is no fallback for subclasses or for pairs that nobody registered,
+so that a slow path is never taken silently. A class of your own can register ``ElementwiseMoveOperation``.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from strideweave.carriers.base import Carrier
+from strideweave.carriers.cpu import CPU
+from strideweave.carriers.file_backed import FileBacked
+from strideweave.carriers.generic import Generic
+from strideweave.carriers.move.operations import (
+    FileToFile,
+    FileToMemory,
+    MemoryToFile,
+    MemoryToMemory,
+    MoveOperation,
+)
+from strideweave.runtime.locks import short_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "dispatch_move",
+    "register_move_operation",
+    "registered_move_operation",
+    "unregister_move_operation",
+]
+
+# Changed under short_lock, which no forked child finds held; read without it.
+_operations: dict[tuple[type[Carrier], type[Carrier]], type[MoveOperation]] = {
+    (Generic, Generic): MemoryToMemory,
+    (Generic, CPU): MemoryToMemory,
+    (Generic, FileBacked): MemoryToFile,
+    (CPU, Generic): MemoryToMemory,
+    (CPU, CPU): MemoryToMemory,
+    (CPU, FileBacked): MemoryToFile,
+    (FileBacked, Generic): FileToMemory,
+    (FileBacked, CPU): FileToMemory,
+    (FileBacked, FileBacked): FileToFile,
+}
+
+
+def dispatch_move(source_class: type[Carrier], destination_class: type[Carrier]) -> type[MoveOperation]:
+    """Return the operation class that moves values between two exact carrier classes.
+
+    Args:
+        source_class: class of the carriers that are read.
+        destination_class: class of the carriers that are written.
+
+    Raises:
+        TypeError: an argument is not a carrier class.
+        NotImplementedError: nothing is registered for this pair.
+    """
+    key = _pair(source_class, destination_class)
+    found = _operations.get(key)
+    if found is None:
+        raise NotImplementedError(
+            f"no move operation is registered from {source_class.__name__} to {destination_class.__name__}; "
+            "register_move_operation registers one, ElementwiseMoveOperation fits any pair"
+        )
+    return found
+
+
+def register_move_operation(
+    source_class: type[Carrier], destination_class: type[Carrier], operation_class: type[MoveOperation]
+) -> None:
+    """Register the operation class for an ordered pair of exact carrier classes, for the whole process.
+
+    Args:
+        source_class: class of the carriers that are read.
+        destination_class: class of the carriers that are written.
+        operation_class: made without arguments for every use.
+
+    Raises:
+        TypeError: an argument is not a carrier class, or ``operation_class`` no MoveOperation class.
+        ValueError: an operation is registered for this pair already.
+    """
+    key = _pair(source_class, destination_class)
+    _require_operation(operation_class)
+    with short_lock:
+        _add(key, operation_class)
+
+
+def unregister_move_operation(
+    source_class: type[Carrier], destination_class: type[Carrier]
+) -> type[MoveOperation]:
+    """Remove the operation class of an ordered pair and return it.
+
+    Raises:
+        TypeError: an argument is not a carrier class.
+        KeyError: nothing is registered for this pair.
+    """
+    key = _pair(source_class, destination_class)
+    with short_lock:
+        if key not in _operations:
+            names = f"{source_class.__name__} to {destination_class.__name__}"
+            raise KeyError(f"no move operation is registered from {names}")
+        return _operations.pop(key)
+
+
+@contextmanager
+def registered_move_operation(
+    source_class: type[Carrier],
+    destination_class: type[Carrier],
+    operation_class: type[MoveOperation],
+    *,
+    replace: bool = False,
+) -> Iterator[None]:
+    """Have an operation class registered for the length of a ``with`` block, for the whole process.
+
+    Args:
+        source_class: class of the carriers that are read.
+        destination_class: class of the carriers that are written.
+        operation_class: made without arguments for every use.
+        replace: take the place of the operation that is registered, which comes back after the block.
+
+    Raises:
+        TypeError: as ``register_move_operation``.
+        ValueError: an operation is registered for this pair already, and ``replace`` is false.
+    """
+    key = _pair(source_class, destination_class)
+    _require_operation(operation_class)
+    with short_lock:
+        before = _operations.get(key)
+        if replace:
+            _operations[key] = operation_class
+        else:
+            _add(key, operation_class)
+    try:
+        yield
+    finally:
+        with short_lock:
+            if before is None:
+                _operations.pop(key, None)
+            else:
+                _operations[key] = before
+
+
+def _add(key: tuple[type[Carrier], type[Carrier]], operation_class: type[MoveOperation]) -> None:
+    present = _operations.get(key)
+    if present is not None:
+        raise ValueError(
+            f"{present.__name__} is registered from {key[0].__name__} to {key[1].__name__} already; "
+            "unregister it first, or use registered_move_operation with replace=True"
+        )
+    _operations[key] = operation_class
+
+
+def _pair(source_class: object, destination_class: object) -> tuple[type[Carrier], type[Carrier]]:
+    for found in (source_class, destination_class):
+        if not (isinstance(found, type) and issubclass(found, Carrier)):
+            raise TypeError(f"moves are registered for carrier classes, found {found!r}")
+    return source_class, destination_class  # type: ignore[return-value]
+
+
+def _require_operation(operation_class: object) -> None:
+    if not (isinstance(operation_class, type) and issubclass(operation_class, MoveOperation)):
+        raise TypeError(f"a subclass of MoveOperation is needed, found {operation_class!r}")
