@@ -82,7 +82,7 @@ class EventLoop:
     @property
     def is_open(self) -> bool:
         """Whether the loop takes calls."""
-        return not self._closed
+        return not (self._closed or self._stop_asked)
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
         """Have the loop call ``function(*args)`` soon, in the order posted; any thread, never blocks.
@@ -93,10 +93,15 @@ class EventLoop:
             RuntimeError: the loop has ended.
         """
         loop = self._loop
-        if self._closed or loop is None:
+        if loop is None or not self.is_open:
             refuse_work()
         # The loop's own context: in the caller's, anyio would see the caller's event loop, or none.
         loop.call_soon_threadsafe(function, *args, context=self._context)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the loop has been asked to end."""
+        return self._stop_asked
 
     @property
     def service_count(self) -> int:
@@ -117,7 +122,7 @@ class EventLoop:
         """
         with self._services_lock:
             if factory not in self._services:
-                if self._closed:
+                if not self.is_open:
                     refuse_work()
                 self._services[factory] = factory()
             return cast("S", self._services[factory])
@@ -133,10 +138,12 @@ class EventLoop:
     def ask_to_stop(self) -> None:
         """Have the loop cancel what is left and end; returns at once."""
         self._stop_asked = True
-        try:
-            self.post(self._stop)
-        except RuntimeError:
+        if self._loop is None or self._closed:
             return  # it has ended, or it is not up yet and will look at the flag
+        try:
+            self._loop.call_soon_threadsafe(self._stop, context=self._context)
+        except RuntimeError:  # it ended this very moment
+            return
 
     def join(self, timeout: float) -> bool:
         """Wait for the thread to end; False when it has not after ``timeout`` seconds."""
@@ -173,11 +180,7 @@ class EventLoop:
             self._closed = True
             self._up.set()
             for scope in tuple(self.scopes):
-                # Sleeping observers are left alone at the interpreter's end: only daemon threads are left to
-                # wake.
-                scope.fail_pending(
-                    "the StrideWeave runtime has ended", cause=self._crash, wake=not process.ended
-                )
+                scope.fail_pending("the StrideWeave runtime has ended", cause=self._crash)
 
     async def _serve(self) -> None:
         self._context = contextvars.copy_context()

@@ -76,8 +76,6 @@ class _Lifecycle:
         dropped = False
         for scope in tuple(runtime.scopes):
             dropped = dropped or scope.pending > 0
-            # Only daemon threads can still sleep on these. Woken, they would race the interpreter's end to
-            # print a traceback.
             scope.fail_pending("the request was dropped because the interpreter is exiting", wake=False)
         runtime.ask_to_stop()
         runtime.join(_STUCK_JOIN_SECONDS if dropped else _JOIN_SECONDS)
@@ -111,15 +109,18 @@ class _Lifecycle:
         self.interpreter_ends()
 
     def _wait_for_requests(self) -> None:
-        """Wait until every request has ended, those that running requests start included, or the time is up.
+        """Wait until every request has ended that is unfinished now, or the time is up.
 
-        A request is waited for once: what has had its time gets none at the next hook.
+        Requests that these start in turn are waited for too, but not what threads start meanwhile: a daemon
+        thread could go on for ever. A request is waited for once: what has had its time gets none at the next
+        hook.
         """
         runtime = process.runtime
         if runtime is None or not runtime.is_open:
             return
         deadline = time.monotonic() + EXIT_SECONDS
-        while waiting := _unfinished(runtime) - self._overdue:
+        waiting = _unfinished(runtime) - self._overdue
+        while waiting:
             for handle in waiting:
                 try:
                     ended = handle._block(deadline - time.monotonic())
@@ -128,10 +129,14 @@ class _Lifecycle:
                 if not ended:
                     self._overdue |= _unfinished(runtime)
                     return
+            waiting = _unfinished(runtime, nested_only=True) - self._overdue
 
 
-def _unfinished(runtime: EventLoop) -> set[AwaitResult[Any]]:
-    return {handle for scope in tuple(runtime.scopes) for handle in scope.handles()}
+HOOKS = _Lifecycle()
+
+
+def _unfinished(runtime: EventLoop, *, nested_only: bool = False) -> set[AwaitResult[Any]]:
+    return {handle for scope in tuple(runtime.scopes) for handle in scope.unfinished(nested_only=nested_only)}
 
 
 def _is_multiprocessing_child() -> bool:
@@ -141,18 +146,17 @@ def _is_multiprocessing_child() -> bool:
 
 def install_hooks() -> None:
     """Register the hooks; called once, when the package is imported. Starts nothing."""
-    lifecycle = _Lifecycle()
     os.register_at_fork(
-        before=lifecycle.before_fork,
-        after_in_parent=lifecycle.after_fork_in_parent,
-        after_in_child=lifecycle.after_fork_in_child,
+        before=HOOKS.before_fork,
+        after_in_parent=HOOKS.after_fork_in_parent,
+        after_in_child=HOOKS.after_fork_in_child,
     )
-    atexit.register(lifecycle.interpreter_ends)
+    atexit.register(HOOKS.interpreter_ends)
     # Not public, but what concurrent.futures and anyio use; without it only multiprocessing children lose
     # requests.
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
         try:
-            register(lifecycle.main_thread_ended)
+            register(HOOKS.main_thread_ended)
         except RuntimeError:  # imported while the interpreter is exiting
             return

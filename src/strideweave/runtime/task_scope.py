@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from strideweave.errors import PendingWorkError, ReleasedError
+from strideweave.runtime.await_result import waiting_is_forbidden
 from strideweave.runtime.event_loop import current_runtime
 from strideweave.runtime.locks import settling_lock, short_lock
 
@@ -55,7 +56,7 @@ class ScopeStatistics:
 class _Request:
     """One request: what to run, and whom to tell."""
 
-    __slots__ = ("args", "cleanup", "function", "handle", "scope", "settled")
+    __slots__ = ("args", "cleanup", "function", "handle", "nested", "scope", "settled")
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class _Request:
         self.function = function
         self.args = args
         self.cleanup = cleanup
+        self.nested = waiting_is_forbidden()  # started from inside the runtime, by another request
         self.settled = False
 
     async def run(self) -> None:
@@ -91,7 +93,9 @@ class _Request:
         Args:
             value: the outcome without an error.
             error: the outcome otherwise.
-            wake: False leaves sleeping observers asleep, where waking them could only do harm.
+            wake: False leaves sleeping observers asleep, where waking them could only do harm. A failure
+                while the loop stops never wakes them: only daemon threads can be asleep then, and they would
+                race the interpreter's end to print a traceback.
         """
         handle = self.handle
         with settling_lock:
@@ -104,7 +108,7 @@ class _Request:
                 self.scope.forget(self, failed=error is not None)
                 handle._settle(value, error)
             del self.function, self.args, self.cleanup  # a task that is stuck must not keep the carrier alive
-        if wake:
+        if wake and (error is None or not self.scope.is_stopping):
             handle._wake()
 
     def _clean_up(self, cleanup: Callable[[], None], error: BaseException | None) -> BaseException | None:
@@ -163,6 +167,11 @@ class TaskScope:
     def pending(self) -> int:
         """How many requests have not ended."""
         return len(self._pending)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the loop of the requests has been asked to end."""
+        return self._runtime is not None and self._runtime.is_stopping
 
     def start(
         self,
@@ -258,10 +267,10 @@ class TaskScope:
                 closed=self._closed,
             )
 
-    def handles(self) -> list[AwaitResult[Any]]:
-        """The handles of the unfinished requests."""
+    def unfinished(self, *, nested_only: bool = False) -> list[AwaitResult[Any]]:
+        """Return the handles of the unfinished requests, or of those that other requests have started."""
         with short_lock:
-            return [request.handle for request in self._pending]
+            return [request.handle for request in self._pending if request.nested or not nested_only]
 
     def forget(self, request: _Request, *, failed: bool) -> None:
         """Take a settled request off the list; called under both locks."""
