@@ -58,9 +58,10 @@ class Carrier(CarrierLifecycle):
     #: True when an untouched range of slots costs no storage (a sparse file), False for memory.
     _sparse: ClassVar[bool] = False
 
-    #: True when reading or writing a slot waits for I/O. The lock is then not held meanwhile; instead
-    #: ``release()`` and a claim are refused until the write is done.
-    _slots_do_io: ClassVar[bool] = False
+    #: False promises that ``_store_slot`` is a few plain statements, so that it may run under the runtime's
+    #: short lock. True lets it take its time and wait for I/O: meanwhile no lock is held, and ``release()``
+    #: and a claim are refused with PendingWorkError.
+    _slots_do_io: ClassVar[bool] = True
 
     def supports_storage_dtype(self, dtype: DType) -> bool:
         """Whether carriers of this class can hold ``dtype``. Answers after release too.
@@ -275,23 +276,31 @@ class Carrier(CarrierLifecycle):
         return gathered(slots, layout, tensor.offset - low)
 
     def _set_at_once(self, i: int, value: object, check: Callable[[], None]) -> None:
+        check()
+        # Foreign code, such as a number's __float__, runs before the lock is taken.
+        index, converted = self._check_index(i), self._convert(value)
         with self._lock:
             check()
-            self._store_slot(self._check_index(i), self._convert(value))
+            self._store_slot(index, converted)
             self._version += 1
 
     def _set_through_io(self, i: int, value: object, check: Callable[[], None]) -> None:
+        check()
+        index, converted = self._check_index(i), self._convert(value)
         with self._lock:
             check()
-            index, converted = self._check_index(i), self._convert(value)
             self._writes_in_flight += 1
         try:
             self._store_slot(index, converted)
-            with self._lock:
-                self._version += 1
-        finally:
-            with self._lock:
-                self._writes_in_flight -= 1
+        except BaseException:  # whatever it was, the write is over
+            self._end_write(0)
+            raise
+        self._end_write(1)
+
+    def _end_write(self, advance: int) -> None:
+        with self._lock:
+            self._writes_in_flight -= 1
+            self._version += advance
 
     def _check_index(self, i: int) -> int:
         index = as_integer(i, "a slot index")

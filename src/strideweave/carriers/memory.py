@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -32,6 +32,8 @@ class MemoryCarrier(Carrier):
 
     Subclasses say where that array's memory comes from: ``_make_slots`` gives fresh zeroed memory.
     """
+
+    _slots_do_io: ClassVar[bool] = False
 
     def __init__(self, slots: NDArray[Any], *, dtype: DType, mutable: bool) -> None:
         super().__init__(len(slots), dtype=dtype, mutable=mutable)
@@ -117,12 +119,12 @@ class MemoryCarrier(Carrier):
         return self._size == 0 and not self._released
 
     def _allocate_in_place(self, size: int) -> None:
+        slots = self._make_slots(check_slot_count(size), self._dtype)
         with self._lock:
             self._require_live()
             if self._size:
                 super()._allocate_in_place(size)
-            slots = self._make_slots(check_slot_count(size), self._dtype)
-            self._slots, self._size = slots, size
+            self._slots, self._size = slots, len(slots)
 
     def _bytes(self) -> NDArray[np.uint8]:
         self._require_live()
