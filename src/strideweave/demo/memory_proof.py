@@ -91,7 +91,7 @@ def _run(program: str, model: Path | None, budget: int, limit: int | None) -> _O
 
 def _say(outcome: _Outcome) -> str:
     if outcome.found is not None:
-        return f"ended well with {outcome.found['anonymous_bytes'] / (1 << 20):.0f} MiB of anonymous memory"
+        return f"ended well, {outcome.found['anonymous_bytes'] / (1 << 20):.0f} MiB of anonymous memory in use at its end"
     last = outcome.errors.strip().splitlines()[-1:] or ["no message"]
     return f"exit status {outcome.code}: {last[0]}"
 
@@ -119,7 +119,8 @@ def _child(arguments: argparse.Namespace) -> None:
             used = _anonymous_bytes()
             encoder.release()
         else:
-            vectors = DenseEncoder(weights).encode(batches)
+            dense = DenseEncoder(weights)
+            vectors = dense.encode(batches)
             used = _anonymous_bytes()
         print(json.dumps({"anonymous_bytes": used, "vectors": vectors.tolist()}))
 

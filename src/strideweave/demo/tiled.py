@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Sample", "TiledEncoder", "Times"]
 
+_EMBED_PASSAGES = 8  # passages whose words are looked up together; each brings some thirty tiles of the table
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -220,8 +222,11 @@ class TiledEncoder:
 
     def _steps(self, batches: Sequence[Batch], states: dict[int, Tensor]) -> Iterable[_Step]:
         for number, batch in enumerate(batches):
-            words, places = np.unique(batch.ids, return_inverse=True)
-            yield self._embedding_step(batch, number, states, words, places.reshape(batch.ids.shape))
+            x = np.empty((*batch.ids.shape, self.config.hidden), np.float32)
+            states[number] = from_numpy(x)
+            for first in range(0, len(batch), _EMBED_PASSAGES):
+                lines = slice(first, first + _EMBED_PASSAGES)
+                yield self._embedding_step(batch.ids[lines], x[lines])
         for layer in range(self.config.layers):
             for number, batch in enumerate(batches):
                 attention = _Step(
@@ -231,23 +236,15 @@ class TiledEncoder:
                 yield attention
                 yield from self._feed_forward_steps(layer, number, batch, states, attention)
 
-    def _embedding_step(
-        self,
-        batch: Batch,
-        number: int,
-        states: dict[int, Tensor],
-        words: NDArray[np.int64],
-        places: NDArray[np.intp],
-    ) -> _Step:
-        tiles = np.unique(words // TILE_ROWS)
-        rows = (np.searchsorted(tiles, words // TILE_ROWS) * TILE_ROWS + words % TILE_ROWS)[places]
+    def _embedding_step(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> _Step:
+        """Fill ``out``, ``(n, longest, hidden)``, from the tiles that hold the words of ``ids``."""
+        tiles = np.unique(ids // TILE_ROWS)
+        rows = np.searchsorted(tiles, ids // TILE_ROWS) * TILE_ROWS + ids % TILE_ROWS
 
         def work(compact: Tensor) -> None:
-            longest = batch.ids.shape[1]
-            x = gather(compact, from_numpy(rows.reshape(-1)))
-            x = x.reshape(len(batch), longest, self.config.hidden)
-            x = x + self._row(self._types, 0) + self._first_rows(self._positions, longest)
-            states[number] = self._normalise(x, self._norm)
+            x = gather(compact, from_numpy(rows))
+            x = x + self._row(self._types, 0) + self._first_rows(self._positions, ids.shape[1])
+            out[...] = self._normalise(x, self._norm).numpy()
 
         return _Step(tiles=partial(_tiles, tiles.tolist()), work=work)
 
