@@ -103,6 +103,15 @@ class AwaitResult(Awaitable[T_co], Generic[T_co]):
         """Whether the request has ended, with a value or an exception. Never blocks."""
         return self._done
 
+    def __repr__(self) -> str:
+        if not self._done:
+            state = "pending"
+        elif self._exception is None:
+            state = "done"
+        else:
+            state = f"failed: {self._exception!r}"
+        return f"<{type(self).__name__} {state}>"
+
     def wait(self, timeout: float | None = None) -> T_co:
         """Block the calling thread until the request ends.
 

@@ -50,6 +50,7 @@ class WorkerPool(Executor):
     """
 
     def __init__(self) -> None:
+        self._size = worker_count()
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
@@ -65,7 +66,7 @@ class WorkerPool(Executor):
         """
         if self._closed:
             raise RuntimeError("the worker pool is closed")
-        if len(self._threads) < worker_count():
+        if len(self._threads) < self._size:
             self._start_threads()
         if self._threads:
             self._calls.put(call)
@@ -109,7 +110,7 @@ class WorkerPool(Executor):
 
     def _start_threads(self) -> None:
         with self._starting:
-            while len(self._threads) < worker_count():
+            while len(self._threads) < self._size:
                 thread = threading.Thread(
                     target=_work,
                     args=(self._calls,),
@@ -118,10 +119,8 @@ class WorkerPool(Executor):
                 )
                 try:
                     thread.start()
-                except (
-                    RuntimeError
-                ):  # out of threads, or the interpreter is exiting: go on with those we have
-                    return
+                except RuntimeError:
+                    return  # out of threads, or the interpreter is exiting: go on with those we have
                 self._threads.append(thread)
 
 
@@ -145,11 +144,13 @@ class _Batch:
 
     def work(self) -> None:
         """Run jobs until none is left or one has failed; the last worker to get here ends the batch."""
-        while (job := self._take()) is not None:
-            try:
+        try:
+            while (job := self._take()) is not None:
                 job()
-            except BaseException as error:  # whatever it is goes to the awaiting task; the worker lives on
-                self._errors.append(error)
+        except BaseException as error:  # whatever it is goes to the awaiting task; the worker lives on
+            trace = error.__traceback__
+            # Without this frame, which would keep the batch and its arrays alive with the error.
+            self._errors.append(error.with_traceback(trace.tb_next if trace else None))
         with self._lock:
             self._running -= 1
             last = self._running == 0
@@ -164,8 +165,10 @@ class _Batch:
         if not self._errors:
             return None
         first, *others = self._errors
+        self._errors.clear()  # no cycle: the error's traceback will hold the frame that holds this batch
         for other in others:
-            first.add_note(f"another job of the same batch failed too: {other!r}")
+            if other is not first:
+                first.add_note(f"another job of the same batch failed too: {other!r}")
         return first
 
 
