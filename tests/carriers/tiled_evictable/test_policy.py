@@ -322,3 +322,20 @@ def test_keep_resident_keeps_everything(make_model):
     model.check(3, 5)
     assert model.primary() == [0, 3, 5]
     assert model.carrier.statistics().misses == 3
+
+
+def test_an_eviction_planned_while_the_tile_is_still_being_fetched_is_put_off_not_lost(
+    make_model, control_moves
+):
+    """Spec: every evict tile is evicted after the request no longer needs it, here the earlier request."""
+    model = make_model(policy=LRU(max_tiles=2))
+    moves = control_moves(FileBacked, CPU)
+    moves.gate.clear()
+    first = model.project(0, 1)
+    moves.wait_until_entered()
+    second = model.project(2, 3)  # the policy evicts 0 and 1, which are on their way
+    moves.open()
+    first.wait()
+    second.wait()
+    assert model.primary() == [2, 3]
+    assert model.at_rest()

@@ -434,14 +434,16 @@ class TileTraffic:
                 finish(freed)
 
     def _droppable(self, ordinals: Ordinals) -> Ordinals:
-        """Resident tiles that nobody holds; those that data requests need are put off. Under the lock."""
+        """Resident tiles that nobody holds; those that data requests need are put off. Under the lock.
+
+        A needed tile that is not resident yet is put off too: the request that needs it is about to fetch it.
+        """
         resident = self.table.is_resident(ordinals)
-        self.counters.put_off.difference_update(ordinals[~resident].tolist())
-        ordinals = ordinals[resident]
         held = self.ledger.changing[ordinals] | self.ledger.moving[ordinals]
         needed = self.ledger.needed[ordinals] > 0
-        self.counters.put_off.update(ordinals[needed & ~held].tolist())
-        return ordinals[~(needed | held)]
+        self.counters.put_off.difference_update(ordinals[~resident & ~needed].tolist())
+        self.counters.put_off.update(ordinals[needed & ~(resident & held)].tolist())
+        return ordinals[resident & ~needed & ~held]
 
     # Copies, transfers and passages
 
