@@ -251,6 +251,9 @@ class Tensor(Operand):
     def __matmul__(self, other: Tensor) -> Tensor:
         return contraction.matmul(self, other) if _is_operand(other) else NotImplemented
 
+    def __rmatmul__(self, other: Tensor) -> Tensor:
+        return contraction.matmul(other, self) if _is_operand(other) else NotImplemented
+
     def __neg__(self) -> Tensor:
         return elementwise.neg(self)
 
@@ -312,5 +315,5 @@ def _unpacked(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _is_operand(other: object) -> bool:
-    """Whether an operator should try; a pending result is let through for the message it gets there."""
-    return isinstance(other, Operand | AwaitResult | bool | int | float | np.generic)
+    """Whether an operator should try; a pending result or an array is let through for the message it gets there."""
+    return isinstance(other, Operand | bool | int | float | np.generic | np.ndarray | AwaitResult)

@@ -438,11 +438,7 @@ def test_a_size_is_a_natural_number(options, error):
 
 
 def test_a_dtype_is_needed_and_named_when_it_is_not_one():
-    for make_one in (
-        lambda: CPU(1, dtype="float32"),
-        lambda: Generic([1], dtype=np.float32),
-        lambda: Listed([], dtype=3),
-    ):
+    for kind, argument in ((CPU, 1), (Generic, [1]), (Listed, [])):
         with pytest.raises(TypeError, match="dtype must be a DType"):
             kind(argument, dtype=np.float32)
 

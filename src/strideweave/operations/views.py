@@ -9,6 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from strideweave.layout import Layout, row_major
+from strideweave.layout.digits import merge_digits
 from strideweave.layout.int_tuple import as_integer
 from strideweave.operations.definition import Inferred, OperationDefinition, Signature, apply
 from strideweave.operations.shapes import normal_axes, normal_axis
@@ -115,7 +116,7 @@ def _reshaped(layout: Layout, shape: tuple[int, ...]) -> Layout | None:
     """Deal the layout's digits out to the new extents, both from the fastest in C order on."""
     if layout.size == 0:
         return row_major(shape)
-    digits = [digit for mode in reversed(layout.digits()) for digit in mode]
+    digits = list(merge_digits(digit for mode in reversed(layout.digits()) for digit in mode))
     digits.reverse()  # the fastest is now last, where pop takes it
     modes: list[tuple[Any, Any]] = []
     for wanted in reversed(shape):
