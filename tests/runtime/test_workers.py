@@ -1,0 +1,233 @@
+"""Worker threads: one hop per worker and batch, bare errors, no waiting inside."""
+
+import asyncio
+import gc
+import os
+import threading
+import weakref
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from strideweave.runtime import AwaitResult, TaskScope, WorkerPool, run_jobs, worker_count
+from strideweave.runtime import workers as workers_module
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def pool():
+    pool = WorkerPool()
+    yield pool
+    pool.shutdown()
+
+
+@pytest.fixture
+def hops(monkeypatch):
+    """The calls handed to workers."""
+    calls = []
+    post = WorkerPool.post
+
+    def counted(self, call):
+        calls.append(call)
+        post(self, call)
+
+    monkeypatch.setattr(WorkerPool, "post", counted)
+    return calls
+
+
+def test_worker_count_is_the_usable_cpus_and_four_at_most(monkeypatch):
+    for usable, expected in [(1, 1), (3, 3), (4, 4), (64, 4)]:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=usable: set(range(n)), raising=False)
+        assert worker_count() == expected
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert worker_count() == 1
+
+
+@pytest.mark.parametrize("jobs", [0, 1, 2, 3, 100])
+async def test_a_batch_hops_once_per_worker_and_never_once_per_job(hops, jobs):
+    """Facts, section 0: *one worker hop per worker, never one per tile*."""
+    done = []
+    await run_jobs([lambda i=i: done.append(i) for i in range(jobs)])
+    assert sorted(done) == list(range(jobs))
+    assert len(hops) == min(jobs, worker_count())
+
+
+async def test_jobs_run_in_workers_and_not_in_the_callers_thread():
+    threads = set()
+    await run_jobs([lambda: threads.add(threading.current_thread().name)] * 4)
+    assert threads
+    assert all(name.startswith("strideweave-worker-") for name in threads)
+
+
+async def test_the_first_error_is_raised_bare_with_a_note_on_the_others(monkeypatch):
+    """Contract section 6: *the first, where several tiles fail, with a note on the others*."""
+    monkeypatch.setattr(workers_module, "worker_count", lambda: 2)
+    both = threading.Barrier(2)
+    second_may_fail = threading.Event()
+
+    def first():
+        both.wait()
+        raise OSError("first")
+
+    def second():
+        both.wait()
+        second_may_fail.wait()
+        raise ValueError("second")
+
+    batch = workers_module._Batch([first, second], 2)
+    threads = [threading.Thread(target=batch.work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while not batch._errors:
+        await anyio.lowlevel.checkpoint()
+    second_may_fail.set()
+    with pytest.raises(OSError, match="first") as caught:
+        await batch.finished
+    assert caught.value.__notes__ == ["another job of the same batch failed too: ValueError('second')"]
+    for thread in threads:
+        thread.join()
+
+
+async def test_jobs_after_an_error_are_skipped(monkeypatch):
+    monkeypatch.setattr(workers_module, "worker_count", lambda: 1)
+    done = []
+
+    def fail():
+        raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk") as caught:
+        await run_jobs([lambda: done.append(1), fail, lambda: done.append(2)])
+    assert done == [1]
+    assert not hasattr(caught.value, "__notes__")
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt()], ids=repr)
+async def test_workers_survive_whatever_a_job_raises(error):
+    def fail():
+        raise error
+
+    for _ in range(worker_count() + 1):
+        with pytest.raises(type(error)) as caught:
+            await run_jobs([fail])
+        assert caught.value is error
+    await run_jobs([lambda: None])
+
+
+async def test_cancelled_batch_returns_only_when_no_job_runs_any_more_cancel():
+    """The buffers of the jobs are the caller's again when the call ends, cancelled or not."""
+    started, release, ended = threading.Event(), threading.Event(), []
+
+    def job():
+        started.set()
+        release.wait()
+        ended.append(1)
+
+    reached = []
+    async with anyio.create_task_group() as group:
+
+        async def batch():
+            await run_jobs([job])
+            reached.append("after")
+            await anyio.lowlevel.checkpoint()
+            reached.append("never")
+
+        group.start_soon(batch)
+        while not started.is_set():
+            await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await anyio.wait_all_tasks_blocked()
+            assert (ended, reached) == ([], [])
+            release.set()
+    assert ended == [1]
+    assert reached == ["after"]
+
+
+async def test_jobs_may_not_wait_for_requests():
+    """A worker that waits could be the one that the awaited request needs."""
+    scope = TaskScope("test")
+    refused = []
+
+    def job():
+        try:
+            AwaitResult.completed(1).wait()
+        except RuntimeError as error:
+            refused.append(error)
+
+    await scope.start(AwaitResult(), run_jobs, [job])
+    assert "await the handle instead" in str(refused[0])
+    scope.close()
+
+
+async def test_finished_jobs_and_their_arrays_are_let_go(scope):
+    class Array:
+        pass
+
+    array = Array()
+    gone = weakref.ref(array)
+    await scope.start(AwaitResult(), run_jobs, [lambda array=array: None])
+    del array
+    while gone() is not None:  # the worker lets go a moment after it has reported
+        gc.collect()
+
+
+# --- the pool as an executor ---
+
+
+async def test_the_pool_serves_run_in_executor(pool, anyio_backend_name):
+    if anyio_backend_name != "asyncio":
+        pytest.skip("asyncio's own")
+    loop = asyncio.get_running_loop()
+    assert await loop.run_in_executor(pool, divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        await loop.run_in_executor(pool, divmod, 7, 0)
+
+
+def test_a_future_cancelled_before_a_worker_takes_it_is_not_run_cancel(pool):
+    release, done = threading.Event(), []
+    blockers = [pool.submit(release.wait) for _ in range(worker_count())]
+    future = pool.submit(done.append, 1)
+    assert future.cancel()
+    release.set()
+    for blocker in blockers:
+        blocker.result()
+    pool.shutdown()
+    assert done == []
+
+
+def test_a_pool_starts_no_thread_before_its_first_call():
+    before = threading.active_count()
+    pool = WorkerPool()
+    assert threading.active_count() == before
+    pool.submit(int).result()
+    assert threading.active_count() == before + worker_count()
+    assert all(thread.daemon for thread in pool._threads)
+    pool.shutdown()
+    assert threading.active_count() == before
+
+
+def test_a_closed_pool_refuses_calls_and_runs_those_it_has(pool):
+    done = []
+    futures = [pool.submit(done.append, i) for i in range(20)]
+    pool.close()
+    pool.close()
+    with pytest.raises(RuntimeError, match="the worker pool is closed"):
+        pool.submit(int)
+    for future in futures:
+        future.result()
+    assert sorted(done) == list(range(20))
+
+
+def test_without_threads_to_be_had_the_caller_works_itself(pool, monkeypatch):
+    """Python 3.12 starts no thread once the interpreter is exiting, and writes must still reach their file."""
+
+    def refuse(_):
+        raise RuntimeError("can't start new thread at interpreter shutdown")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert pool.submit(threading.get_ident).result() == threading.get_ident()
+    assert pool.submit(threading.get_ident).result() != threading.get_ident()
