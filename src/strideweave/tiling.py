@@ -12,7 +12,7 @@ from strideweave.carriers.cpu import CPU
 from strideweave.carriers.file_backed import FileBacked
 from strideweave.carriers.move.operations import Transfer
 from strideweave.carriers.move.registry import dispatch_move
-from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
+from strideweave.carriers.tiled_evictable.carrier import TiledEvictable, bind_policy
 from strideweave.dtype import DType
 from strideweave.layout import Layout
 from strideweave.runtime.await_result import AwaitResult
@@ -58,8 +58,8 @@ def tiled(
         The full Tensor; ``tensor.carrier`` is the ``TiledEvictable``.
 
     Raises:
-        TypeError: no DType stands for the array's dtype, ``tile_shape`` is not made of integers, or
-            ``secondary`` is not a Carrier of the same dtype.
+        TypeError: no DType stands for the array's dtype, ``tile_shape`` is not made of integers, ``secondary``
+            is not a Carrier of the same dtype, or the policy has no method ``plan``.
         ValueError: the ranks differ, an extent is not a multiple of the tile's, or ``secondary`` has values.
         RuntimeError: ``secondary`` is released, owned or immutable.
         OSError, MemoryError: there is no room for the values.
@@ -69,6 +69,7 @@ def tiled(
     if not isinstance(chosen, DType):
         raise TypeError(f"dtype must be a DType, found {type(chosen).__name__}")
     grid = _grid(source.shape, (tile_shape,) if isinstance(tile_shape, int) else tuple(tile_shape))
+    bind_policy(residency_policy, grid, chosen)
     if secondary is not None:
         _check_secondary(secondary, chosen)
     slow = FileBacked(dtype=chosen) if secondary is None else secondary
@@ -116,7 +117,7 @@ def _grid(shape: tuple[int, ...], tile_shape: tuple[int, ...]) -> TileGrid:
         raise ValueError(
             f"an array of shape {shape} needs a tile shape of as many axes, at least one; found {tile_shape}"
         )
-    TileGrid(tile_shape, tile_shape)  # checks that these are integers of at least 1
+    TileGrid((1,) * len(tile_shape), tile_shape)  # checks that these are integers of at least 1
     if any(extent % tile or not extent for extent, tile in zip(shape, tile_shape, strict=True)):
         raise ValueError(
             f"tiles of shape {tile_shape} do not cut an array of shape {shape} evenly; pad the array, or "

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from strideweave.tiles.ledger import LedgerEntry
 
 
-__all__ = ["TiledEvictable"]
+__all__ = ["TiledEvictable", "bind_policy"]
 
 F = TypeVar("F")
 H = TypeVar("H", bound="AwaitResult[Any]")
@@ -92,20 +92,12 @@ class TiledEvictable(Carrier):
         _check_tiers(primary, secondary)
         grid = TileGrid(tuple(grid_shape), tuple(tile_shape))
         start = _starting_location(primary, secondary, grid)
-        if residency_policy is not None and not isinstance(residency_policy, ResidencyPolicy):
-            raise TypeError(
-                f"residency_policy must have a method plan(required, purpose), "
-                f"found {type(residency_policy).__name__}"
-            )
         classes = (type(primary), type(secondary))
         dispatch_move(*classes)
         dispatch_move(*reversed(classes))
         mutable, writable = primary.is_mutable(), secondary.is_mutable()
         super().__init__(grid.slot_count, dtype=primary.dtype(), mutable=mutable)
-        tile_bytes = grid.tile_size * primary.dtype().itemsize
-        bind = getattr(residency_policy, "bind", None)
-        if bind is not None:
-            bind(grid, tile_bytes)
+        bind_policy(residency_policy, grid, primary.dtype())
         # An identity of its own: a tier that a caller retains must not keep this carrier alive.
         self._token = object()
         _claim_both(primary, secondary, self._token)
@@ -472,6 +464,24 @@ class TiledEvictable(Carrier):
             for tier in (self._primary, self._secondary):
                 tier._relinquish(token)
         super().__del__()
+
+
+def bind_policy(policy: object, grid: TileGrid, dtype: DType) -> None:
+    """Check a policy, and tell one that wants to know what its tiles are.
+
+    Raises:
+        TypeError: it has no method ``plan``.
+        ValueError: it was bound to tiles of another size before.
+    """
+    if policy is None:
+        return
+    if not isinstance(policy, ResidencyPolicy):
+        raise TypeError(
+            f"residency_policy must have a method plan(required, purpose), found {type(policy).__name__}"
+        )
+    bind = getattr(policy, "bind", None)
+    if bind is not None:
+        bind(grid, grid.tile_size * dtype.itemsize)
 
 
 def _check_tiers(primary: object, secondary: object) -> None:

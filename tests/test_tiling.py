@@ -1,0 +1,153 @@
+"""``tiled``: the short way from an array to a tiled Tensor."""
+
+import numpy as np
+import pytest
+
+import strideweave
+from strideweave import CPU, LRU, DType, FileBacked, Generic, TiledEvictable, TileSet, tiled
+
+ARRAYS = [
+    ((6,), (2,)),
+    ((6,), (6,)),
+    ((4, 6), (2, 3)),
+    ((4, 6), (1, 6)),
+    ((4, 6), (4, 1)),
+    ((3, 4, 5), (1, 4, 5)),
+    ((4, 6, 2), (2, 2, 2)),
+    ((2, 2, 2, 4), (1, 2, 1, 2)),
+]
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize(("shape", "tile"), ARRAYS)
+def test_the_tensor_is_the_array(shape, tile, resident):
+    array = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    tensor = tiled(array, tile, resident=resident)
+    carrier = tensor.carrier
+    assert isinstance(carrier, TiledEvictable)
+    assert tensor.shape == shape
+    assert carrier.tile_shape == tile
+    assert carrier.logical_shape == shape
+    assert np.array_equal(tensor.numpy(), array)
+    coordinate = tuple(extent - 1 for extent in shape)
+    assert tensor[coordinate] == array[coordinate]
+    every = carrier.select({})
+    assert np.array_equal(carrier.project(tensor, every).wait().numpy(), array)
+    carrier.release()
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_where_the_tiles_start(resident):
+    tensor = tiled(np.zeros((4, 3), np.float32), (2, 3), resident=resident)
+    carrier = tensor.carrier
+    every, nothing = carrier.valid_tiles, TileSet()
+    assert len(every) == 2
+    assert carrier.primary_tiles == carrier.dirty_tiles == (every if resident else nothing)
+    assert carrier.secondary_tiles == (nothing if resident else every)
+    assert type(carrier.primary) is CPU
+    assert type(carrier.secondary) is FileBacked
+    carrier.release()
+
+
+def test_the_array_is_copied():
+    array = np.zeros((4, 3), np.float32)
+    tensor = tiled(array, (2, 3))
+    array[0, 0] = 1.0
+    assert tensor[0, 0] == 0.0
+    tensor.carrier.release()
+
+
+def test_options_reach_the_carrier():
+    policy, secondary = LRU(max_tiles=1), CPU(0, dtype=DType.Float64)
+    tensor = tiled(
+        [[1, 2], [3, 4]], (1, 2), secondary=secondary, residency_policy=policy, dtype=DType.Float64
+    )
+    assert tensor.carrier.residency_policy is policy
+    assert tensor.carrier.secondary is secondary
+    assert tensor.dtype is DType.Float64
+    assert tensor.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    tensor.carrier.release()
+
+
+def test_one_axis_takes_an_integer():
+    tensor = tiled(np.arange(6), 2)
+    assert tensor.carrier.grid_shape == (3,)
+    assert tensor.dtype is DType.Int64
+    tensor.carrier.release()
+
+
+@pytest.mark.parametrize("dtype", DType.members(), ids=lambda dtype: dtype.name)
+def test_every_dtype(dtype):
+    array = np.arange(8).reshape(4, 2).astype(dtype.numpy)
+    tensor = tiled(array, (2, 2), resident=False)
+    assert tensor.dtype is dtype
+    assert tensor.numpy().tobytes() == array.tobytes()
+    tensor.carrier.release()
+
+
+def test_secondary_kinds():
+    array = np.arange(12, dtype=np.float32).reshape(4, 3)
+    for secondary in (CPU(0), Generic([]), FileBacked()):
+        tensor = tiled(array, (1, 3), secondary=secondary, resident=False)
+        assert np.array_equal(tensor.numpy(), array)
+        tensor.carrier.release()
+
+
+def test_a_memory_map_is_written_through_in_waves(tmp_path, monkeypatch):
+    monkeypatch.setattr(strideweave.tiling, "_WAVE_BYTES", 100)
+    array = np.arange(300, dtype=np.int32).reshape(10, 30)
+    np.save(tmp_path / "array.npy", array)
+    tensor = tiled(np.load(tmp_path / "array.npy", mmap_mode="r"), (2, 5), resident=False)
+    assert np.array_equal(tensor.numpy(), array)
+    tensor.carrier.release()
+
+
+def test_foreign_byte_order_and_strides_are_read_as_values():
+    array = np.arange(12, dtype=">i4").reshape(3, 4)[:, ::-1].T
+    for resident in (True, False):
+        tensor = tiled(array, (2, 3), dtype=DType.Int32, resident=resident)
+        assert np.array_equal(tensor.numpy(), array)
+        tensor.carrier.release()
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize(
+    ("array", "tile", "options", "error", "says"),
+    [
+        (np.zeros((4, 3)), (3, 3), {}, ValueError, "evenly"),
+        (np.zeros((4, 3)), (2,), {}, ValueError, "axes"),
+        (np.zeros((4, 3)), (2, 3, 1), {}, ValueError, "axes"),
+        (np.zeros(()), (), {}, ValueError, "axes"),
+        (np.zeros((0, 3)), (1, 3), {}, ValueError, "evenly"),
+        (np.zeros((4, 3)), (0, 3), {}, ValueError, "tile_shape"),
+        (np.zeros((4, 3)), (2.0, 3), {}, TypeError, "tile_shape"),
+        (np.zeros((4, 3)), (True, 3), {}, TypeError, "tile_shape"),
+        (np.zeros((4, 3), complex), (2, 3), {}, TypeError, "complex"),
+        (np.array(["a"]), (1,), {}, TypeError, "dtype"),
+        (np.zeros((4, 3)), (2, 3), {"dtype": np.float32}, TypeError, "DType"),
+        (np.zeros((4, 3)), (2, 3), {"secondary": object()}, TypeError, "Carrier"),
+        (np.zeros((4, 3)), (2, 3), {"secondary": CPU(0)}, TypeError, "Float32"),
+        (np.zeros((4, 3), np.float32), (2, 3), {"secondary": CPU(12)}, ValueError, "already"),
+        (np.zeros((4, 3), np.float32), (2, 3), {"secondary": CPU(0, mutable=False)}, RuntimeError, "mutable"),
+        (np.zeros((4, 3)), (2, 3), {"residency_policy": "LRU"}, TypeError, "plan"),
+    ],
+)
+def test_refused(array, tile, options, resident, error, says):
+    with pytest.raises(error, match=says):
+        tiled(array, tile, resident=resident, **options)
+    secondary = options.get("secondary")
+    if isinstance(secondary, CPU):
+        assert not secondary.is_owned()
+
+
+def test_an_unusable_policy_is_refused_before_anything_is_written():
+    secondary = CPU(0)
+    with pytest.raises(TypeError, match="plan"):
+        tiled(
+            np.zeros((4, 3), np.float32),
+            (2, 3),
+            secondary=secondary,
+            residency_policy=object(),
+            resident=False,
+        )
+    assert secondary.size() == 0
