@@ -1,0 +1,119 @@
+"""Reductions against NumPy."""
+
+import numpy as np
+import pytest
+
+import strideweave as sw
+from strideweave.dtype import DType
+
+REDUCTIONS = {"reduce_sum": np.sum, "reduce_mean": np.mean, "reduce_max": np.max}
+SMALL = (DType.Float16, DType.BFloat16, DType.Float8E4M3FN, DType.Float8E5M2)
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("axis", [None, 0, -1, 1, (0, 2), (2, -2), (), (0, 1, 2)])
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_are_numpys(make, rng, name, axis, keepdims):
+    x = rng.normal(size=(3, 4, 5)).astype(np.float32)
+    result = getattr(sw, name)(make(x), axis=axis, keepdims=keepdims)
+    expected = np.asarray(REDUCTIONS[name](x, axis=axis, keepdims=keepdims))
+    assert (result.shape, result.dtype.numpy) == (expected.shape, expected.dtype)
+    assert result.numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_a_list_of_axes_and_a_view_are_taken_too(make, rng, name):
+    x = rng.normal(size=(3, 4, 5))
+    result = getattr(sw, name)(make(x).permute(2, 0, 1), axis=[0, 2])
+    assert np.allclose(result.numpy(), REDUCTIONS[name](x, axis=(2, 1)), rtol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [member for member in DType.members() if not member.is_differentiable])
+def test_integers_sum_to_int64_average_to_float64_and_keep_their_maximum(make, dtype):
+    x = np.array([[1, 0], [1, 1]]).astype(dtype.numpy)
+    assert sw.reduce_sum(make(x)).dtype is DType.Int64
+    assert sw.reduce_sum(make(x), axis=0).tolist() == [2, 1]
+    assert sw.reduce_mean(make(x)).dtype is DType.Float64
+    assert sw.reduce_mean(make(x)).item() == 0.75
+    assert sw.reduce_max(make(x), axis=1).dtype is dtype
+    assert sw.reduce_max(make(x), axis=1).tolist() == [1, 1]
+
+
+def test_narrow_sums_do_not_wrap(make):
+    assert sw.reduce_sum(make([200] * 100, DType.UInt8)).item() == 20_000
+
+
+@pytest.mark.parametrize("dtype", SMALL)
+def test_small_floats_accumulate_in_float32_and_round_once(make, dtype):
+    x = np.full(300, 0.25).astype(dtype.numpy)
+    total = sw.reduce_sum(make(x))
+    assert total.dtype is dtype
+    assert total.item() == float(np.float32(75).astype(dtype.numpy))
+    assert sw.reduce_mean(make(x)).item() == 0.25
+    assert sw.reduce_max(make(x)).item() == 0.25
+
+
+def test_float32_is_summed_pairwise_as_numpy_does(make):
+    x = np.full(1_000_000, 0.1, np.float32)
+    assert sw.reduce_sum(make(x)).item() == float(x.sum())
+
+
+def test_a_nan_wins(make):
+    for dtype in (DType.Float32, DType.BFloat16):
+        x = make([1.0, np.nan, 3.0], dtype)
+        assert np.isnan(sw.reduce_max(x).item())
+        assert sw.argmax(x).item() == 1
+
+
+def test_nothing_to_reduce(make):
+    empty = make(np.zeros((0, 3)))
+    assert sw.reduce_sum(empty, axis=0).tolist() == [0, 0, 0]
+    assert sw.reduce_max(empty, axis=1).shape == (0,)
+    assert sw.argmax(empty, axis=1).shape == (0,)
+    with pytest.raises(ValueError, match="no elements"):
+        sw.reduce_max(empty)
+    with pytest.raises(ValueError, match="no elements"):
+        sw.argmax(empty, axis=0)
+    with pytest.warns(RuntimeWarning):
+        assert np.isnan(sw.reduce_mean(empty, axis=0).numpy()).all()
+
+
+@pytest.mark.parametrize("dtype", DType.members())
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+def test_argmax_is_numpys_and_int64(make, dtype, axis):
+    x = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype.numpy)
+    result = sw.argmax(make(x), axis=axis)
+    expected = np.argmax(x.astype(float), axis=axis)
+    assert result.dtype is DType.Int64
+    assert result.tolist() == np.asarray(expected).tolist()
+
+
+def test_argmax_counts_in_c_order_whatever_the_layout(make):
+    x = np.array([[0, 5], [9, 1], [2, 3]])
+    assert sw.argmax(make(x).T).item() == np.argmax(x.T)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"axis": 3}, ValueError),
+        ({"axis": -3}, ValueError),
+        ({"axis": (0, 0)}, ValueError),
+        ({"axis": (0, -2)}, ValueError),
+        ({"axis": 0.0}, TypeError),
+        ({"axis": True}, TypeError),
+        ({"axis": "0"}, TypeError),
+        ({"keepdims": 1}, TypeError),
+    ],
+)
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_axes_have_to_be_there(make, name, options, error):
+    with pytest.raises(error, match=name):
+        getattr(sw, name)(make(np.zeros((2, 3))), **options)
+
+
+def test_argmax_takes_one_axis(make):
+    with pytest.raises(TypeError):
+        sw.argmax(make(np.zeros((2, 3))), axis=(0, 1))
+    with pytest.raises(ValueError, match="argmax: axis 2"):
+        sw.argmax(make(np.zeros((2, 3))), axis=2)
