@@ -19,7 +19,7 @@ from strideweave.demo.report import as_json, as_text
 from strideweave.demo.run import DEFAULT_QUERY, DemoOptions, run_demo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 __all__ = ["app"]
 
@@ -31,7 +31,7 @@ app = typer.Typer(
     help="Tensors larger than memory, served tile by tile.",
 )
 
-_UNITS = {
+_UNITS: Mapping[str, int] = {
     "": 1,
     "b": 1,
     "kib": 1 << 10,

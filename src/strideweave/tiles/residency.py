@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy.typing as npt
 
     Ordinals = npt.NDArray[np.int64]
@@ -50,7 +52,7 @@ class TileState:
     dirty: bool
 
 
-_NAMES: dict[Location, Literal["primary", "secondary", "implicit", "none"]] = {
+_NAMES: Mapping[Location, Literal["primary", "secondary", "implicit", "none"]] = {
     Location.NONE: "none",
     Location.IMPLICIT: "implicit",
     Location.SECONDARY: "secondary",
