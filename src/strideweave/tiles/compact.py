@@ -1,30 +1,34 @@
-"""The integer arithmetic of compact order: strides, digits and runs; no arrays."""
+"""The arithmetic of compact order: strides, digits, runs and cuts."""
 
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = [
     "JointDigit",
+    "array_runs",
     "axis_order",
     "compact_strides",
     "groups",
     "joint_digits",
     "merged_steps",
     "parts",
-    "runs",
 ]
 
 
 class JointDigit(NamedTuple):
-    """One strided step of a tile: how many, how far in the tile, how far in the compact array (slots)."""
+    """One strided step of a tile: how far in the compact array, how far in the tile (slots), how many."""
 
-    extent: int
-    tile_stride: int
     compact_stride: int
+    tile_stride: int
+    extent: int
 
 
 def axis_order(mode_order: tuple[int, ...] | None, rank: int) -> Sequence[int]:
@@ -49,20 +53,25 @@ def joint_digits(axes: Iterable[Iterable[tuple[int, int]]], strides: Sequence[in
     for axis, stride in zip(axes, strides, strict=True):
         compact_stride = stride
         for extent, tile_stride in axis:
-            digits.append(JointDigit(extent, tile_stride, compact_stride))
+            digits.append((compact_stride, tile_stride, extent))
             compact_stride *= extent
-    digits.sort(key=operator.attrgetter("compact_stride"))
+    digits.sort()
     merged: list[JointDigit] = []
-    for digit in digits:
-        if merged and digit[1:] == (merged[-1].extent * merged[-1][1], merged[-1].extent * merged[-1][2]):
-            merged[-1] = merged[-1]._replace(extent=merged[-1].extent * digit.extent)
-        else:
-            merged.append(digit)
+    for compact_stride, tile_stride, extent in digits:
+        if merged:
+            outer, inner, count = merged[-1]
+            if compact_stride == outer * count and tile_stride == inner * count:
+                merged[-1] = JointDigit(outer, inner, count * extent)
+                continue
+        merged.append(JointDigit(compact_stride, tile_stride, extent))
     return tuple(merged)
 
 
 def merged_steps(steps: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Give (count, step) of each axis with several tiles; neighbours that continue each other are one."""
+    """Give (count, step) of each axis with several tiles, or of one without any.
+
+    Neighbours that continue each other are merged.
+    """
     merged: list[tuple[int, int]] = []
     for count, step in steps:
         if count == 1:
@@ -71,18 +80,23 @@ def merged_steps(steps: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...
             merged[-1] = (merged[-1][0] * count, merged[-1][1])
         else:
             merged.append((count, step))
-    return tuple(merged)
+    return tuple(merged) or ((1, 1),)
 
 
-def runs(ascending: Sequence[int], step: int) -> Iterator[tuple[int, int]]:
-    """Give the half-open index ranges in which entries follow each other at a distance of ``step``."""
-    first = 0
-    for index, (before, after) in enumerate(itertools.pairwise(ascending), start=1):
-        if after - before != step:
-            yield first, index
-            first = index
-    if ascending:
-        yield first, len(ascending)
+def array_runs(ascending: NDArray[np.int64], step: int) -> Iterator[tuple[int, int]]:
+    """Give the half-open index ranges in which entries follow each other at a distance of ``step``.
+
+    Args:
+        ascending: distinct entries that differ by multiples of ``step``.
+        step: the distance within a run.
+    """
+    count = len(ascending)
+    if count == 0:
+        return iter(())
+    if ascending[-1] - ascending[0] == (count - 1) * step:  # the usual case: one run
+        return iter([(0, count)])
+    cuts = np.flatnonzero(ascending[1:] - ascending[:-1] != step) + 1
+    return itertools.pairwise([0, *cuts.tolist(), count])
 
 
 def parts(extent: int, count: int) -> Iterator[slice]:

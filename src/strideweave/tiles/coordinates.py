@@ -86,7 +86,7 @@ def to_integers(values: Any, name: str) -> tuple[int, ...]:
     Raises:
         TypeError: it is not a finite iterable, or an entry is not an integer (booleans are not).
     """
-    integers = tuple(iterate(values, name))
+    integers = tuple(values if isinstance(values, (list, tuple)) else iterate(values, name))
     if set(map(type, integers)) <= {int}:  # the common case, without a Python call per entry
         return integers
     what = f"an entry of {name}"
@@ -165,9 +165,10 @@ def bind_product(axes: Sequence[Axis], grid: TileGrid, what: str) -> NDArray[np.
     """
     extents = grid.grid_shape
     _check_rank(len(axes), extents, what)
-    for number, (axis, extent) in enumerate(zip(axes, extents, strict=True)):
+    for number, axis in enumerate(axes):
+        # A range is asked for its ends, never walked.
         highest = max(axis[0], axis[-1]) if isinstance(axis, range) else max(axis)
-        if highest >= extent:
+        if highest >= extents[number]:
             raise ValueError(f"{what} asks for tile {highest} on axis {number} of the grid {tuple(extents)}")
     if math.prod(map(len, axes)) <= _FEW_TILES:
         return read_only(np.array(_few_ordinals(axes, extents), np.int64))
@@ -177,8 +178,9 @@ def bind_product(axes: Sequence[Axis], grid: TileGrid, what: str) -> NDArray[np.
 def _few_ordinals(axes: Sequence[Axis], extents: Sequence[int]) -> list[int]:
     ordinals, stride = [0], 1
     for axis, extent in zip(axes, extents, strict=True):
-        ordinals = [ordinal + tile * stride for tile in axis for ordinal in ordinals]
-        stride *= extent
+        if extent > 1:  # else the axis adds nothing
+            ordinals = [ordinal + tile * stride for tile in axis for ordinal in ordinals]
+            stride *= extent
     return ordinals
 
 

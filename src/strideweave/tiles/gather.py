@@ -10,9 +10,8 @@ and negative zeros survive.
 
 from __future__ import annotations
 
-import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,13 +21,13 @@ import numpy as np
 from strideweave.layout import Layout
 from strideweave.tiles.compact import (
     JointDigit,
+    array_runs,
     axis_order,
     compact_strides,
     groups,
     joint_digits,
     merged_steps,
     parts,
-    runs,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +44,8 @@ Job = Callable[[], None]
 
 # Above this a tile's copy takes longer than making its two views, and a temporary would leave the caches.
 _LARGE_TILE_BYTES = 64 * 1024
+# Up to this many, the places are found with plain integers: quicker than the fixed cost of NumPy calls.
+_FEW_TILES = 8
 # How much the vectorised path for small tiles gathers before it writes.
 _STAGE_BYTES = 256 * 1024
 
@@ -97,7 +98,7 @@ class CompactGeometry:
         strides, size = compact_strides(shape, axis_order(placement.mode_order, len(shape)))
         digits = joint_digits(placement.axes, strides)
         # Nothing to reorder: at most one digit is left, and it runs alike on both sides.
-        contiguous = all(digit[1:] == (1, 1) for digit in digits)
+        contiguous = not digits or (len(digits) == 1 and digits[0][:2] == (1, 1))
         steps = map(operator.mul, tile_shape, strides)
         return cls(
             shape=shape,
@@ -139,28 +140,12 @@ class CompactGeometry:
             IndexError: the selection has no such position. Nothing was copied.
         """
         self._check(tiles, positions, compact)
-        if not self.contiguous:
-            for source, target in self._views(tiles, positions, compact):
-                target[...] = source
-            return
-        size, pairs = self.tile_size, self._by_start(positions)
-        for first, stop in runs([start for start, _ in pairs], size):
-            start = pairs[first][0]
-            # One call for many tiles: a Python loop costs more than the copy of a small tile.
-            np.concatenate(
-                [tiles[index] for _, index in pairs[first:stop]],
-                out=compact[start : start + (stop - first) * size],
-                casting="no",
-            )
+        self._copy(tiles, self._starts(positions), compact)
 
     def copy_out(self, tiles: Sequence[Slots], positions: Sequence[int], compact: Slots) -> None:
         """Copy the other way, from the compact array to writable tiles (see `copy_in`)."""
         self._check(tiles, positions, compact)
-        if self.contiguous:
-            for start, index in self._by_start(positions):
-                tiles[index][...] = compact[start : start + self.tile_size]
-            return
-        for tile, part in self._views(tiles, positions, compact):
+        for tile, part in self._views(tiles, self._starts(positions), compact):
             tile[...] = part
 
     def copy_rows(
@@ -179,14 +164,7 @@ class CompactGeometry:
             IndexError: a row or a position is out of range. Nothing was copied.
         """
         self._check_rows(slab, rows, positions, compact)
-        if not len(rows):
-            return
-        if self.contiguous:
-            self._take_runs(slab, rows, self._starts(positions), compact)
-        elif len(self._steps) < 2 and self.tile_size * slab.itemsize < _LARGE_TILE_BYTES:
-            self._stage_rows(slab, rows, self._starts(positions), compact)
-        else:
-            self.copy_in([slab[row] for row in rows.tolist()], positions.tolist(), compact)
+        self._copy_rows(slab, rows, self._starts(positions), compact)
 
     def jobs(
         self, tiles: Sequence[Slots], positions: Sequence[int], compact: Slots, piece_bytes: int
@@ -200,18 +178,16 @@ class CompactGeometry:
             IndexError: likewise.
         """
         self._check(tiles, positions, compact)
-        pairs = self._by_start(positions)  # neighbours in one piece, so that it writes one stretch of memory
-        tiles, positions = [tiles[index] for _, index in pairs], [positions[index] for _, index in pairs]
+        starts = self._starts(positions)
+        order = np.argsort(starts)  # neighbours in one piece, so that it writes one stretch of memory
+        tiles, starts = [tiles[index] for index in order.tolist()], starts[order]
         tile_bytes = self.tile_size * compact.itemsize
         if tile_bytes > piece_bytes and self._digits:
-            views = self._views(tiles, positions, compact)
-            return [
-                partial(np.copyto, target[part], source[part])
-                for source, target in views
-                for part in parts(self._digits[0].extent, -(-tile_bytes // piece_bytes))
-            ]
+            cuts = list(parts(self._digits[0].extent, -(-tile_bytes // piece_bytes)))
+            views = self._views(tiles, starts, compact)
+            return [partial(np.copyto, target[cut], source[cut]) for source, target in views for cut in cuts]
         return [
-            partial(self.copy_in, tiles[part], positions[part], compact)
+            partial(self._copy, tiles[part], starts[part], compact)
             for part in groups(len(tiles), piece_bytes // tile_bytes)
         ]
 
@@ -233,14 +209,37 @@ class CompactGeometry:
         tile_bytes = self.tile_size * compact.itemsize
         if tile_bytes > piece_bytes:
             return self.jobs([slab[row] for row in rows.tolist()], positions.tolist(), compact, piece_bytes)
-        _, rows, positions = _ascending(self._starts(positions), rows, positions)
+        starts, rows = _ascending(self._starts(positions), rows)
         return [
-            partial(self.copy_rows, slab, rows[part], positions[part], compact)
+            partial(self._copy_rows, slab, rows[part], starts[part], compact)
             for part in groups(len(rows), piece_bytes // tile_bytes)
         ]
 
+    def _copy(self, tiles: Sequence[Slots], starts: NDArray[np.int64], compact: Slots) -> None:
+        if not self.contiguous or len(tiles) == 1:
+            for source, target in self._views(tiles, starts, compact):
+                target[...] = source
+            return
+        order = np.argsort(starts)
+        tiles, starts, size = [tiles[index] for index in order.tolist()], starts[order], self.tile_size
+        for first, stop in array_runs(starts, size):
+            start = int(starts[first])
+            out = compact[start : start + (stop - first) * size]
+            # One call for many tiles: a Python loop costs more than the copy of a small tile.
+            np.concatenate(tiles[first:stop], out=out, casting="no")
+
+    def _copy_rows(
+        self, slab: Slots, rows: NDArray[np.intp], starts: NDArray[np.int64], compact: Slots
+    ) -> None:
+        if self.contiguous:
+            self._take_runs(slab, rows, starts, compact)
+        elif self.tile_size * slab.itemsize < _LARGE_TILE_BYTES:
+            self._stage_rows(slab, rows, starts, compact)
+        else:
+            self._copy([slab[row] for row in rows.tolist()], starts, compact)
+
     def _views(
-        self, tiles: Sequence[Slots], positions: Sequence[int], compact: Slots
+        self, tiles: Sequence[Slots], starts: NDArray[np.int64], compact: Slots
     ) -> list[tuple[Slots, Slots]]:
         """For each tile its slots and their places, as two views of one shape; all made at once."""
         item, dtype = compact.itemsize, compact.dtype
@@ -252,9 +251,9 @@ class CompactGeometry:
         return [
             (
                 np.ndarray(shape, dtype, tile, offset, inside),
-                np.ndarray(shape, dtype, compact, self.start(position) * item, outside),
+                np.ndarray(shape, dtype, compact, start * item, outside),
             )
-            for tile, position in zip(tiles, positions, strict=True)
+            for tile, start in zip(tiles, starts.tolist(), strict=True)
         ]
 
     def _take_runs(
@@ -263,7 +262,7 @@ class CompactGeometry:
         """Contiguous tiles: one gather of rows for each run of neighbours in the compact array."""
         starts, rows = _ascending(starts, rows)
         size = self.tile_size
-        for first, stop in _array_runs(starts, size):
+        for first, stop in array_runs(starts, size):
             start = int(starts[first])
             out = compact[start : start + (stop - first) * size].reshape(stop - first, size)
             # 'raise', the default, would buffer the output; the rows were checked.
@@ -272,15 +271,15 @@ class CompactGeometry:
     def _stage_rows(
         self, slab: Slots, rows: NDArray[np.intp], starts: NDArray[np.int64], compact: Slots
     ) -> None:
-        """Small reordered tiles at equal distances: gather some, then write them with one assignment."""
+        """Small reordered tiles: gather some at equal distances, then write them with one assignment."""
         starts, rows = _ascending(starts, rows)
         item, dtype = compact.itemsize, compact.dtype
-        step = self._steps[0][1] if self._steps else 1
+        step = min([step for _, step in self._steps])
         shape = [digit.extent for digit in self._digits]
         inside = [self.tile_size * item, *(digit.tile_stride * item for digit in self._digits)]
         outside = [step * item, *(digit.compact_stride * item for digit in self._digits)]
         most = max(1, _STAGE_BYTES // (self.tile_size * item))
-        for first, stop in _array_runs(starts, step):
+        for first, stop in array_runs(starts, step):
             for begin in range(first, stop, most):
                 count = min(stop - begin, most)
                 stage = slab[rows[begin : begin + count]]
@@ -288,18 +287,16 @@ class CompactGeometry:
                 target = np.ndarray([count, *shape], dtype, compact, int(starts[begin]) * item, outside)
                 target[...] = source
 
-    def _by_start(self, positions: Sequence[int]) -> list[tuple[int, int]]:
-        """The compact start of each tile and its index in ``positions``, ascending."""
-        pairs = [(self.start(position), index) for index, position in enumerate(positions)]
-        pairs.sort()
-        return pairs
-
-    def _starts(self, positions: NDArray[np.intp]) -> NDArray[np.int64]:
-        starts = np.zeros(len(positions), np.int64)
+    def _starts(self, positions: Sequence[int] | NDArray[np.intp]) -> NDArray[np.int64]:
+        """What `start` gives, for many positions."""
+        if len(positions) <= _FEW_TILES:
+            return np.array([self.start(int(position)) for position in positions], np.int64)
+        rest = np.asarray(positions, np.int64)
+        starts = np.zeros(len(rest), np.int64)
         for count, step in self._steps:
-            positions, entries = np.divmod(positions, count)
+            rest, entries = np.divmod(rest, count)
             starts += entries * step
-        if positions.any():
+        if rest.any():
             raise IndexError(f"a position beyond a selection of {self.size // self.tile_size} tiles")
         return starts
 
@@ -326,7 +323,8 @@ class CompactGeometry:
                 f"a slab is rows of {self.tile_size} slots of {compact.dtype}, got an array of shape "
                 f"{slab.shape} and {slab.dtype}"
             )
-        if len(rows) and not 0 <= rows.min() <= rows.max() < len(slab):
+        # Seen as unsigned, a negative row is a huge one: one pass instead of two.
+        if len(rows) and rows.astype(np.uintp).max() >= len(slab):
             raise IndexError(f"rows {rows.min()} to {rows.max()} of a slab that has {len(slab)}")
 
     def _check_compact(self, compact: Slots) -> None:
@@ -336,15 +334,11 @@ class CompactGeometry:
             )
 
 
-def _ascending(starts: NDArray[np.int64], *arrays: NDArray[np.intp]) -> tuple[NDArray[np.intp], ...]:
-    """The starts in ascending order, and the other arrays in the same one."""
+def _ascending(
+    starts: NDArray[np.int64], rows: NDArray[np.intp]
+) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+    """The starts in ascending order, and the rows in the same one."""
     if (starts[1:] > starts[:-1]).all():
-        return (starts, *arrays)
+        return starts, rows
     order = np.argsort(starts)
-    return (starts[order], *(array[order] for array in arrays))
-
-
-def _array_runs(ascending: NDArray[np.int64], step: int) -> Iterator[tuple[int, int]]:
-    """What `runs` does, for a non-empty array."""
-    cuts = np.flatnonzero(ascending[1:] - ascending[:-1] != step) + 1
-    return itertools.pairwise([0, *cuts.tolist(), len(ascending)])
+    return starts[order], rows[order]
