@@ -58,8 +58,6 @@ def _collides(terms: list[_Term]) -> bool:
         return True
     if any(_pair_collides(a, b) for a, b in combinations(terms, 2)):
         return True
-    if len(terms) == 2:
-        return False
     return has_kernel_vector([stride for stride, _ in terms], [bound for _, bound in terms])
 
 
@@ -100,6 +98,6 @@ def _independent_prefix(terms: list[_Term]) -> int:
 
 
 def _pair_collides(a: _Term, b: _Term) -> bool:
-    """Decide the equation of two terms: its smallest solution is ``(b / g, -a / g)``."""
+    """Decide the equation of two terms alone: its smallest solution is ``(b / g, -a / g)``."""
     divisor = gcd(a[0], b[0])
     return b[0] // divisor <= a[1] and a[0] // divisor <= b[1]
