@@ -100,9 +100,10 @@ def examples(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure hot, warm and cold projection beside NumPy and plain reads: nox -s bench -- --help."""
+    """Run one program of benchmarks/, project by default: nox -s bench -- project --help."""
     install(session, ".", tools=False)
-    session.run("python", "benchmarks/project.py", *session.posargs)
+    name, *options = session.posargs or ["project"]
+    session.run("python", f"benchmarks/{name}.py", *options)
 
 
 @nox.session

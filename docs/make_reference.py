@@ -6,6 +6,7 @@ A test compares the file with what this program makes, so the reference cannot f
 from __future__ import annotations
 
 import inspect
+from functools import cached_property
 from pathlib import Path
 
 import strideweave
@@ -14,7 +15,7 @@ TARGET = Path(__file__).with_name("reference.md")
 
 # Title and the rooms whose public names stand below it, in reading order.
 CHAPTERS = (
-    ("Tensors", ("tensor", "creation")),
+    ("Tensors", ("tensor", "creation", "tiling")),
     ("Data types", ("dtype",)),
     ("Layouts", ("layout",)),
     ("Carriers", ("carriers",)),
@@ -52,34 +53,41 @@ def first_line(value: object) -> str:
     return summary.replace("``", "`").replace("|", "\\|")
 
 
-def member_kind(value: object) -> object | None:
-    """What to document of a class attribute: a method or a property; None for anything else."""
+def documented(value: object) -> object | None:
+    """What carries the docstring of a class attribute: a method or a property; None for anything else."""
     if isinstance(value, classmethod | staticmethod):
         return value.__func__
+    if isinstance(value, cached_property):
+        return value.func
     return value if inspect.isfunction(value) or isinstance(value, property) else None
 
 
-def members(cls: type) -> dict[str, str]:
-    """Public methods and properties that strideweave gives a class, inherited ones included."""
+def members(cls: type, inherited: set[str]) -> list[str]:
+    """A row for each public method and property of a class that its public bases do not have."""
     found: dict[str, str] = {}
     for base in cls.__mro__:
-        if not base.__module__.startswith("strideweave"):
-            continue
-        for name, value in vars(base).items():
-            documented = member_kind(value)
-            if documented is None or name.startswith("_") or name in found:
+        for name, value in vars(base).items() if base.__module__.startswith("strideweave") else ():
+            holder = documented(value)
+            if holder is None or name.startswith("_") or name in inherited or name in found:
                 continue
-            call = "" if isinstance(value, property) else "()"
-            found[name] = f"| `.{name}{call}` | {first_line(documented) or first_line(getattr(cls, name))} |"
-    return found
+            call = "" if isinstance(value, property | cached_property) else "()"
+            found[name] = f"| `.{name}{call}` | {first_line(holder) or first_line(getattr(cls, name))} |"
+    return [found[name] for name in sorted(found)]
 
 
 def entry(name: str, value: object) -> list[str]:
     """One public name: a heading and its summary, and for a class a table of what it offers."""
     lines = ["", f"### `{name}`", "", first_line(value)]
-    rows = members(value) if inspect.isclass(value) else {}
+    if not inspect.isclass(value):
+        return lines
+    bases = [base for base in value.__mro__[1:] if getattr(strideweave, base.__name__, None) is base]
+    inherited = {attribute for base in bases for attribute in dir(base)}
+    rows = members(value, inherited)
+    if bases:
+        links = ", ".join(f"[`{base.__name__}`](#{base.__name__.lower()})" for base in bases)
+        lines += ["", f"Everything of {links}{', and' if rows else '.'}"]
     if rows:
-        lines += ["", "| member | what it is |", "| --- | --- |", *(rows[key] for key in sorted(rows))]
+        lines += ["", "| member | what it is |", "| --- | --- |", *rows]
     return lines
 
 

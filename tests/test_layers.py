@@ -31,8 +31,8 @@ ROOMS = (
     "autograd",
     "tensor",
     "carriers",
-    "creation",
     "tiling",
+    "creation",
     "strideweave",  # the public names; nothing below imports them
     "testing",
     "demo",
@@ -88,6 +88,9 @@ MUTABLE_CALLS = frozenset(
 )
 MUTABLE_DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 READ_ONLY_TYPES = re.compile(r"(Final\[)?(Mapping|Sequence|frozenset|tuple)\[")
+
+# Importing the command line imports its optional libraries, so the program says what is missing.
+COMMAND_LINE = ("strideweave.__main__", "strideweave.cli")
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -168,6 +171,30 @@ def test_imports_point_down_the_layers():
     assert upward == []
 
 
+def drawn_files() -> set[str]:
+    """The files in the picture of docs/architecture.md, whose folders end in a slash."""
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    picture = page.split("```text\nsrc/strideweave/\n")[1].split("```")[0]
+    drawn: set[str] = set()
+    folders: list[str] = []
+    for line in picture.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        del folders[depth - 1 :]
+        for name in re.split(r"\s{2,}", line.strip())[0].split(" "):
+            if name.endswith("/"):
+                folders.append(name)
+            else:
+                drawn.add("".join(folders) + name)
+    return drawn
+
+
+def test_the_picture_of_the_architecture_shows_every_module():
+    files = {path.relative_to(PACKAGE) for path in MODULES.values()}
+    present = {file.as_posix() for file in files if file.name != "__init__.py"}
+    assert sorted(present - drawn_files()) == [], "these are missing from the picture"
+    assert sorted(drawn_files() - present - {"py.typed"}) == [], "these are in the picture only"
+
+
 def test_the_rule_sees_an_upward_import():
     assert floor("strideweave.tiles.grid") < floor("strideweave.tensor") < floor("strideweave.carriers.base")
     assert floor("strideweave.carriers.cpu") < floor("strideweave.carriers.move.registry")
@@ -194,7 +221,9 @@ def test_imports_inside_functions_are_for_optional_libraries_only():
         f"{module}:{found.line} imports {found.name}"
         for module in MODULES
         for found in imports(module)
-        if found.in_function and found.name.partition(".")[0] not in optional
+        if found.in_function
+        and found.name.partition(".")[0] not in optional
+        and (module, found.name) != COMMAND_LINE
     ]
     assert hidden == []
 
