@@ -101,10 +101,10 @@ class DType:
                 f"dtype {asked!r} has a foreign byte order; "
                 "convert with array.astype(array.dtype.newbyteorder('='))"
             )
-        for member in cls.members():
-            if member._numpy == asked:
-                return member
-        raise TypeError(f"no DType stands for NumPy dtype {asked!r}; supported are {', '.join(_TABLE)}")
+        member = _BY_NUMPY.get(asked)
+        if member is None:
+            raise TypeError(f"no DType stands for NumPy dtype {asked!r}; supported are {', '.join(_TABLE)}")
+        return member
 
     def convert(self, value: object) -> NDArray[Any]:
         """Convert one number to this type, by NumPy's rules, as a fresh array of shape ``()``.
@@ -203,3 +203,7 @@ def _install() -> None:
 
 
 _install()
+
+_BY_NUMPY: Mapping[np.dtype[Any], DType] = MappingProxyType(
+    {member.numpy: member for member in DType.members()}
+)

@@ -61,6 +61,14 @@ class Tensor(Operand):
         self._layout = layout
         self._requires_grad = _checked_requires_grad(requires_grad, carrier.dtype())
 
+    @classmethod
+    def _of(cls, carrier: Carrier, offset: int, layout: Layout, requires_grad: bool) -> Tensor:
+        """Make a tensor whose arguments are known to fit, as the results of operations are."""
+        tensor = cls.__new__(cls)
+        tensor._carrier, tensor._offset, tensor._layout = carrier, offset, layout
+        tensor._requires_grad = requires_grad
+        return tensor
+
     # What it is
 
     @property

@@ -29,7 +29,7 @@ class NumpyOperation(CarrierOperation):
         values = KERNELS[bound.definition.name](bound, *arrays)
         carrier = bound.tensors[0].carrier._adopt_like(values.reshape(-1), bound.result.dtype)
         layout = row_major(bound.result.shape)
-        return Tensor(carrier, 0, layout, requires_grad=self._wants_grad(bound))
+        return Tensor._of(carrier, 0, layout, self._wants_grad(bound))
 
     @staticmethod
     def _array(operand: Any, bound: BoundOperation) -> NDArray[Any]:

@@ -74,4 +74,4 @@ class ViewOperation(CarrierOperation):
             values = source.numpy(copy=True)
             carrier, offset = carrier._adopt_like(values.reshape(-1), source.dtype), 0
             layout = row_major(bound.result.shape)
-        return Tensor(carrier, offset, layout, requires_grad=self._wants_grad(bound))
+        return Tensor._of(carrier, offset, layout, self._wants_grad(bound))

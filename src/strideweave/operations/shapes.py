@@ -15,6 +15,8 @@ def broadcast_shapes(name: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
     Raises:
         ValueError: they do not broadcast; the message names the operation and the shapes.
     """
+    if shapes.count(shapes[0]) == len(shapes):
+        return shapes[0]  # the usual case, which needs no array of that shape
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:
