@@ -109,8 +109,7 @@ class FileBacked(Carrier):
             TypeError: an argument has the wrong type.
             FileNotFoundError: nothing is at ``path``.
             ValueError: ``path`` is not a regular file; ``offset`` or ``size`` is negative or reaches beyond
-                the
-                end of the file; or the file ends in a part of a slot and ``size`` was not given.
+                the end of the file; or the file ends in a part of a slot and ``size`` was not given.
             OSError: the system refused to open the file.
             NotImplementedError: this machine is big-endian and the slots are wider than a byte.
         """
