@@ -401,6 +401,16 @@ def test_a_carrier_that_does_not_compute_says_so_and_still_gives_views():
     assert tensor.T.carrier is carrier
 
 
+def test_a_carrier_may_withhold_views():
+    class Rigid(Listed):
+        _gives_views = False
+
+    tensor = Tensor(Rigid([0, 1]), 0, row_major(2))
+    with pytest.raises(NotImplementedError, match="'permute'"):
+        _ = tensor.T
+    assert tensor.carrier.operation_capabilities() == ()
+
+
 def test_a_carrier_without_memory_gives_arrays_by_copying():
     carrier = Listed(range(12))
     tensor = Tensor(carrier, 2, Layout(((2, 2), 2), ((1, 4), 2)))

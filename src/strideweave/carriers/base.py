@@ -58,6 +58,9 @@ class Carrier(CarrierLifecycle):
     #: True when an untouched range of slots costs no storage (a sparse file), False for memory.
     _sparse: ClassVar[bool] = False
 
+    #: False withholds the layout-only operations, for a carrier whose tensors must keep their Layout.
+    _gives_views: ClassVar[bool] = True
+
     #: False promises that ``_store_slot`` is a few plain statements, so that it may run under the runtime's
     #: short lock. True lets it take its time and wait for I/O: meanwhile no lock is held, and ``release()``
     #: and a claim are refused with PendingWorkError.
@@ -150,7 +153,7 @@ class Carrier(CarrierLifecycle):
         """
         self._require_live()
         definition = OPERATIONS.get(name)
-        if definition is not None and definition.result == "view":
+        if definition is not None and definition.result == "view" and self._gives_views:
             return ViewOperation(definition, type(self))
         raise NotImplementedError(
             f"{type(self).__name__} does not run the operation {name!r}; "
@@ -160,12 +163,12 @@ class Carrier(CarrierLifecycle):
     def operation_capabilities(self, name: str | None = None) -> tuple[OperationCapability, ...]:
         """List what this carrier class runs, all of it or the entries of one operation.
 
-        Answers after release too. The layout-only operations are there for every carrier.
+        Answers after release too. The layout-only operations need no support from a carrier.
         """
         return tuple(
             capability
             for definition in OPERATIONS.values()
-            if definition.result == "view" and name in (None, definition.name)
+            if self._gives_views and definition.result == "view" and name in (None, definition.name)
             for capability in definition.capabilities()
         )
 
