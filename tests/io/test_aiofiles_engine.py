@@ -16,7 +16,7 @@ from strideweave.io import aiofiles_engine
 from strideweave.io.aiofiles_engine import AiofilesEngine
 from strideweave.io.engine import EngineStatistics
 from strideweave.io.files import OpenFile
-from strideweave.io.positioned import FileSpan, ShortFileError
+from strideweave.io.positioned import FileSpan, ShortFileError, read_spans
 from strideweave.runtime.await_result import waiting_is_forbidden
 from strideweave.runtime.workers import worker_count
 
@@ -127,16 +127,64 @@ def test_pieces_hold_every_byte_once_in_order(sizes: list[int], workers: int) ->
         assert len(pieces) == 1
 
 
-def test_a_batch_makes_at_most_one_hop_per_worker(
-    big: OpenFile, engine: AiofilesEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    submitted = []
+@pytest.fixture
+def submitted(engine: AiofilesEngine, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What the engine hands to its worker threads."""
+    calls: list[object] = []
     real = engine._pool.submit
-    monkeypatch.setattr(engine._pool, "submit", lambda *a, **k: (submitted.append(a), real(*a, **k))[1])
-    asyncio.run(engine.read(tiles_of(big, list(range(512)), 16384)))
+
+    def submit(function: Callable[..., object], *arguments: object, **options: object) -> object:
+        calls.append(function)
+        return real(function, *arguments, **options)
+
+    monkeypatch.setattr(engine._pool, "submit", submit)
+    return calls
+
+
+def test_a_batch_makes_at_most_one_hop_per_worker(
+    big: OpenFile, engine: AiofilesEngine, submitted: list[object]
+) -> None:
+    asyncio.run(engine.read(tiles_of(big, list(range(128)), 65536)))
     assert len(submitted) == worker_count()
-    submitted.clear()
-    asyncio.run(engine.read(tiles_of(big, list(range(32)), 16384)))
+
+
+@pytest.mark.parametrize(("count", "nbytes"), [(20, 65536), (512, 16384), (2048, 1024)])
+def test_batches_that_are_small_or_of_small_spans_take_one_worker(
+    big: OpenFile, engine: AiofilesEngine, submitted: list[object], count: int, nbytes: int
+) -> None:
+    asyncio.run(engine.read(tiles_of(big, list(range(count)), nbytes)))
+    assert len(submitted) == 1
+
+
+def test_a_small_batch_in_the_page_cache_is_read_without_a_worker(
+    big: OpenFile, engine: AiofilesEngine, submitted: list[object]
+) -> None:
+    spans = tiles_of(big, [3, 1, 2], 16384)
+    asyncio.run(engine.read(spans))
+    assert [span.buffer.tobytes() for span in spans] == [
+        CONTENT[k * 16384 : (k + 1) * 16384].tobytes() for k in (3, 1, 2)
+    ]
+    assert submitted == []
+    assert engine.statistics() == EngineStatistics(1, 3, 3 * 16384, 0, 0, 0)
+
+
+def test_what_is_not_in_the_page_cache_is_left_to_a_worker(
+    big: OpenFile, engine: AiofilesEngine, submitted: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aiofiles_engine, "read_cached_spans", lambda spans: (read_spans(spans[:2]), 2)[1])
+    spans = tiles_of(big, [3, 1, 2], 16384)
+    before = big.statistics()
+    asyncio.run(engine.read(spans))
+    assert spans[2].buffer.tobytes() == CONTENT[2 * 16384 : 3 * 16384].tobytes()
+    assert len(submitted) == 1
+    assert big.statistics().bytes_read == before.bytes_read + 3 * 16384
+    assert engine.statistics() == EngineStatistics(1, 3, 3 * 16384, 0, 0, 0)
+
+
+def test_writes_are_never_made_by_the_loop(
+    tmp_path: Path, engine: AiofilesEngine, submitted: list[object]
+) -> None:
+    asyncio.run(engine.write([FileSpan(OpenFile.create(tmp_path / "new"), 0, CONTENT[:10])]))
     assert len(submitted) == 1
 
 
@@ -144,8 +192,8 @@ def test_workers_refuse_to_wait_for_a_handle(
     big: OpenFile, engine: AiofilesEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    monkeypatch.setattr(aiofiles_engine, "read_spans", lambda _: seen.append(waiting_is_forbidden()))
-    asyncio.run(engine.read(spans_of(big, [(0, 1)])))
+    monkeypatch.setattr(aiofiles_engine, "read_spans_ahead", lambda _: seen.append(waiting_is_forbidden()))
+    asyncio.run(engine.read(spans_of(big, [(0, MIB)])))
     assert seen == [True]
 
 
@@ -153,8 +201,8 @@ def test_workers_refuse_to_wait_for_a_handle(
 def test_a_cancelled_batch_returns_only_when_no_thread_touches_its_buffers(
     big: OpenFile, engine: AiofilesEngine, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    gate = Gate(aiofiles_engine.read_spans)
-    monkeypatch.setattr(aiofiles_engine, "read_spans", gate)
+    gate = Gate(aiofiles_engine.read_spans_ahead)
+    monkeypatch.setattr(aiofiles_engine, "read_spans_ahead", gate)
     spans = tiles_of(big, list(range(512)), 16384)
 
     async def reading() -> None:
@@ -192,8 +240,8 @@ def test_a_cancelled_batch_returns_only_when_no_thread_touches_its_buffers(
 def test_buffers_live_until_the_read_is_over(
     big: OpenFile, engine: AiofilesEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate(aiofiles_engine.read_spans)
-    monkeypatch.setattr(aiofiles_engine, "read_spans", gate)
+    gate = Gate(aiofiles_engine.read_spans_ahead)
+    monkeypatch.setattr(aiofiles_engine, "read_spans_ahead", gate)
     sums: list[int] = []
 
     async def main() -> None:
@@ -234,7 +282,7 @@ def test_after_an_error_the_remaining_pieces_are_skipped(
         taken.append(piece)
         raise OSError(5, "Input/output error", big.path)
 
-    monkeypatch.setattr(aiofiles_engine, "read_spans", failing)
+    monkeypatch.setattr(aiofiles_engine, "read_spans_ahead", failing)
     with pytest.raises(OSError, match="Input/output error"):
         asyncio.run(engine.read(tiles_of(big, list(range(8)), MIB)))
     assert 1 <= len(taken) <= worker_count()

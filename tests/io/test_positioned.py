@@ -19,7 +19,13 @@ from hypothesis import strategies as st
 
 from strideweave.io import positioned
 from strideweave.io.files import FileStatistics, OpenFile
-from strideweave.io.positioned import FileSpan, ShortFileError, read_spans, write_spans
+from strideweave.io.positioned import (
+    FileSpan,
+    ShortFileError,
+    read_cached_spans,
+    read_spans,
+    write_spans,
+)
 
 CONTENT = np.random.default_rng(7).integers(0, 256, 5000, dtype=np.uint8)
 
@@ -249,3 +255,31 @@ def test_a_read_into_read_only_memory_is_refused_by_the_call(file: OpenFile) -> 
     with pytest.raises((TypeError, ValueError, BufferError)):
         read_spans([FileSpan(file, 0, buffer)])
     assert not buffer.any()
+
+
+def test_spans_in_the_page_cache_are_read_without_waiting(file: OpenFile) -> None:
+    spans = spans_of(file, [(4000, 5000), (0, 10), (10, 20)])
+    assert read_cached_spans(spans) == 3
+    for span in spans:
+        assert np.array_equal(span.buffer, CONTENT[span.offset : span.offset + span.buffer.nbytes])
+    assert file.statistics() == FileStatistics(bytes_read=1020, reads=2)
+    assert read_cached_spans([]) == 0
+
+
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EOPNOTSUPP])
+def test_reading_from_the_page_cache_stops_where_it_would_have_to_wait(file: OpenFile, code: int) -> None:
+    def partly_cached(fd: int, buffers: list[np.ndarray], offset: int) -> int:
+        if offset >= 2100:
+            raise OSError(code, os.strerror(code))
+        return os.preadv(fd, [buffers[0][: 2100 - offset]], offset)
+
+    spans = spans_of(file, [(0, 100), (4000, 4100), (100, 200)])
+    assert read_cached_spans(spans, partly_cached) == 1
+    assert read_cached_spans(spans_of(file, [(0, 100), (2000, 2200), (0, 100)]), partly_cached) == 1
+    assert read_cached_spans(spans_of(file, [(3000, 3001)]), partly_cached) == 0
+    assert file.statistics().bytes_read == 200, "what will be read again is counted then"
+
+
+def test_a_short_file_is_an_error_from_the_page_cache_too(file: OpenFile) -> None:
+    with pytest.raises(ShortFileError, match=r"20 bytes .*offset 4990, got 10"):
+        read_cached_spans(spans_of(file, [(4990, 5010)]))

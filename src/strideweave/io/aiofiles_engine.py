@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import aiofiles.os
 import anyio
 
-from strideweave.io.positioned import FileSpan, read_spans, write_spans
+from strideweave.io.positioned import FileSpan, read_cached_spans, write_spans
+from strideweave.io.read_ahead import read_spans_ahead
 from strideweave.io.statistics import EngineTally
-from strideweave.runtime.workers import WorkerPool, worker_count
+from strideweave.runtime.workers import INLINE_BYTES, WorkerPool, worker_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,9 +32,13 @@ SMALLEST_PIECE = 1 << 20
 LARGEST_PIECE = 4 << 20
 """Bytes: what a worker takes from a batch at once, at most."""
 
-SMALLEST_SHARED_SPAN = 16 << 10
+SMALLEST_SHARED_SPAN = 32 << 10
 """Bytes: where calls move less than this on average, one worker makes them all. Each call ends by taking the
 interpreter's lock again, and two workers that do little else are slower than one."""
+
+
+INLINE_SPANS = 64
+"""A small batch of at most so many spans is read by the loop itself where all of it is in the page cache."""
 
 
 class AiofilesEngine:
@@ -55,7 +60,7 @@ class AiofilesEngine:
 
     async def read(self, spans: Sequence[FileSpan]) -> None:
         """Fill the buffers of all spans; see :class:`strideweave.io.engine.Engine`."""
-        await self._run(spans, read_spans, writing=False)
+        await self._run(spans, read_spans_ahead, writing=False)
 
     async def write(self, spans: Sequence[FileSpan]) -> None:
         """Write the buffers of all spans; see :class:`strideweave.io.engine.Engine`."""
@@ -78,7 +83,12 @@ class AiofilesEngine:
         failed = True
         self._tally.begin(total)
         try:
-            await self._work_off(_Batch(_pieces(spans, total, worker_count()), move))
+            left, left_bytes = spans, total
+            if not writing and total <= INLINE_BYTES and len(spans) <= INLINE_SPANS:
+                left = spans[read_cached_spans(spans) :]
+                left_bytes = sum([span.buffer.nbytes for span in left])
+            if left_bytes:
+                await self._work_off(_Batch(_pieces(left, left_bytes, worker_count()), move))
             failed = False
         finally:
             self._tally.end(total, len(spans), writing=writing, failed=failed)

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     # Any: NumPy's type information lacks the buffer protocol below Python 3.12.
     SystemCall: TypeAlias = Callable[[int, list[Any], int], int]
 
-__all__ = ["FileSpan", "MAX_BUFFERS", "MAX_CALL_BYTES", "ShortFileError", "read_spans", "write_spans"]
+__all__ = [
+    "FileSpan",
+    "MAX_BUFFERS",
+    "MAX_CALL_BYTES",
+    "ShortFileError",
+    "read_cached_spans",
+    "read_spans",
+    "write_spans",
+]
 
 MAX_CALL_BYTES = 0x7FFFF000
 """Bytes that one system call may move; Linux moves no more than this at once."""
@@ -81,6 +89,30 @@ def read_spans(spans: Sequence[FileSpan], preadv: SystemCall = os.preadv) -> Non
     _run(spans, preadv, writing=False)
 
 
+def _preadv_cached(number: int, buffers: list[Any], offset: int) -> int:
+    return os.preadv(number, buffers, offset, os.RWF_NOWAIT)
+
+
+def read_cached_spans(spans: Sequence[FileSpan], preadv: SystemCall = _preadv_cached) -> int:
+    """Fill the buffers of spans in order for as long as that needs no waiting for a device.
+
+    What is in the page cache is copied; at the first span of which something is not, or where the file system
+    cannot tell, this stops.
+
+    Args:
+        spans: what to read.
+        preadv: the system call, replaced in tests; it raises an ``OSError`` where it would have to wait.
+
+    Returns:
+        How many of the spans, from the first on, are filled.
+
+    Raises:
+        ShortFileError: a file ended early.
+        ValueError: a file is closed.
+    """
+    return _run(spans, preadv, writing=False, cached=True)
+
+
 def write_spans(spans: Sequence[FileSpan], pwritev: SystemCall = os.pwritev) -> None:
     """Write the buffers of all spans to their files, in order.
 
@@ -96,12 +128,18 @@ def write_spans(spans: Sequence[FileSpan], pwritev: SystemCall = os.pwritev) -> 
     _run(spans, pwritev, writing=True)
 
 
-def _run(spans: Sequence[FileSpan], call: SystemCall, *, writing: bool) -> None:
+class _WouldWaitError(Exception):
+    """A read from the page cache met something that is not in it."""
+
+
+def _run(spans: Sequence[FileSpan], call: SystemCall, *, writing: bool, cached: bool = False) -> int:
+    """Move spans in order; return how many were moved, which is all of them unless ``cached`` ended it."""
     most = MAX_BUFFERS
     place, count = 0, len(spans)
     mover: _FileMover | None = None
     try:
         while place < count:
+            first = place
             file, offset, buffer = spans[place]
             place += 1
             buffers, end = [buffer], offset + buffer.nbytes
@@ -115,25 +153,29 @@ def _run(spans: Sequence[FileSpan], call: SystemCall, *, writing: bool) -> None:
             if mover is None or mover.file is not file:
                 if mover is not None:
                     mover.count()
-                mover = _FileMover(file, call, writing=writing)
+                mover = _FileMover(file, call, writing=writing, cached=cached)
             mover.move(buffers, offset, end - offset)
+    except _WouldWaitError:
+        return first
     finally:
         if mover is not None:
             mover.count()
+    return count
 
 
 class _FileMover:
     """Moves runs of bytes between one file and memory, wholly or with an error, and counts what it did."""
 
-    __slots__ = ("_call", "_calls", "_held", "_moved", "_writing", "file")
+    __slots__ = ("_cached", "_call", "_calls", "_held", "_moved", "_writing", "file")
 
-    def __init__(self, file: OpenFile, call: SystemCall, *, writing: bool) -> None:
+    def __init__(self, file: OpenFile, call: SystemCall, *, writing: bool, cached: bool) -> None:
         if writing:
             file.require_writable()
         self.file = file
         self._held = file.descriptor()  # keeps the descriptor's number ours until the last call is over
         self._call = call
         self._writing = writing
+        self._cached = cached
         self._calls = self._moved = 0
 
     def move(self, buffers: list[NDArray[np.uint8]], offset: int, wanted: int) -> None:
@@ -146,6 +188,9 @@ class _FileMover:
             except InterruptedError:
                 continue
             except OSError as error:
+                if self._cached:
+                    self._moved -= done  # the whole run will be read again, and counted then
+                    raise _WouldWaitError from None
                 raise self._failure(error, offset, wanted, done) from error
             if got <= 0:
                 raise self._stuck(offset, wanted, done)

@@ -21,7 +21,7 @@ from strideweave.carriers import CPU, Carrier, FileBacked, Generic
 from strideweave.carriers.move import ElementwiseMoveOperation, MoveOperation, Transfer, dispatch_move
 from strideweave.carriers.move import operations as operations_module
 from strideweave.carriers.move.operations import MemoryToMemory
-from strideweave.carriers.move.planning import Run, checked_runs, cut_runs
+from strideweave.carriers.move.planning import checked_runs, cut_runs
 from strideweave.dtype import DType
 from strideweave.errors import ImmutableError, ReleasedError
 from strideweave.io import engine as io_engine
@@ -184,7 +184,7 @@ def test_runs_copy_exactly_the_slots_of_their_transfers(data: st.DataObject) -> 
 
 def test_cutting_respects_the_width_of_a_slot() -> None:
     carrier = CPU(100, dtype=DType.Float64)
-    groups = list(cut_runs([Run(carrier, 0, carrier, 50, 5), Run(carrier, 10, carrier, 70, 3)], 20))
+    groups = list(cut_runs([Transfer(carrier, 0, carrier, 50, 5), Transfer(carrier, 10, carrier, 70, 3)], 20))
     assert [[run.slots for run in group] for group in groups] == [[2], [2], [1, 1], [2]]
 
 

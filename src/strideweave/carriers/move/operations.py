@@ -7,13 +7,12 @@ threads.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strideweave.carriers.move.planning import checked_runs, cut_runs
+from strideweave.carriers.move.planning import Transfer, checked_runs, cut_runs
 from strideweave.errors import ImmutableError
 from strideweave.io.buffers import aligned_array
 from strideweave.io.engine import default_engine
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strideweave.carriers.base import Carrier
-    from strideweave.carriers.move.planning import Run
     from strideweave.io.files import OpenFile
 
 __all__ = [
@@ -45,27 +43,12 @@ SMALLEST_JOB = 1 << 20
 LARGEST_JOB = 4 << 20
 """Bytes that a worker copies at once, at most."""
 
+SMALLEST_SHARED_RUN = 128 << 10
+"""Bytes: where runs are shorter than this on average, one worker copies them all. Each copy ends by taking the
+interpreter's lock again, and two workers that do little else are up to three times slower than one."""
+
 STAGING_BYTES = 8 << 20
 """Bytes of memory that a move between files passes through, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """A span of slots to copy from one carrier to another of the same dtype.
-
-    Attributes:
-        source: carrier that is read.
-        source_start: its first slot.
-        destination: carrier that is written.
-        destination_start: its first slot.
-        slots: how many.
-    """
-
-    source: Carrier
-    source_start: int
-    destination: Carrier
-    destination_start: int
-    slots: int
 
 
 class MoveOperation(ABC):
@@ -108,7 +91,8 @@ class MemoryToMemory(MoveOperation):
             _copy(runs, sources, destinations)
             return
         size = min(max(total // (4 * worker_count()), SMALLEST_JOB), LARGEST_JOB)
-        await run_jobs([partial(_copy, group, sources, destinations) for group in cut_runs(runs, size)])
+        groups = cut_runs(runs, size) if total >= SMALLEST_SHARED_RUN * len(runs) else [runs]
+        await run_jobs([partial(_copy, group, sources, destinations) for group in groups])
 
 
 class MemoryToFile(MoveOperation):
@@ -180,7 +164,7 @@ def _memory(carriers: Iterable[Carrier]) -> dict[Carrier, NDArray[np.uint8]]:
     return {carrier: carrier._bytes() for carrier in set(carriers)}
 
 
-def _writable_memory(runs: Sequence[Run]) -> dict[Carrier, NDArray[np.uint8]]:
+def _writable_memory(runs: Sequence[Transfer]) -> dict[Carrier, NDArray[np.uint8]]:
     memory = _memory(run.destination for run in runs)
     for carrier, slots in memory.items():
         if not slots.flags.writeable:
@@ -194,29 +178,29 @@ def _files(carriers: Iterable[Carrier]) -> dict[Carrier, tuple[OpenFile, int]]:
     return {carrier: carrier._file() for carrier in set(carriers)}
 
 
-def _writable_files(runs: Sequence[Run]) -> dict[Carrier, tuple[OpenFile, int]]:
+def _writable_files(runs: Sequence[Transfer]) -> dict[Carrier, tuple[OpenFile, int]]:
     files = _files(run.destination for run in runs)
     for file, _ in files.values():
         file.require_writable()
     return files
 
 
-def _bytes_of(runs: Sequence[Run]) -> int:
+def _bytes_of(runs: Sequence[Transfer]) -> int:
     return sum([run.slots * run.source.dtype().itemsize for run in runs])
 
 
 def _copy(
-    runs: Sequence[Run],
+    runs: Sequence[Transfer],
     sources: dict[Carrier, NDArray[np.uint8]],
     destinations: dict[Carrier, NDArray[np.uint8]],
 ) -> None:
     for source, start, destination, at, slots in runs:
         width = source.dtype().itemsize
         part = sources[source][start * width : (start + slots) * width]
-        np.copyto(destinations[destination][at * width : (at + slots) * width], part)
+        destinations[destination][at * width : (at + slots) * width] = part  # np.copyto begins later
 
 
-def _copy_slots(runs: Sequence[Run]) -> None:
+def _copy_slots(runs: Sequence[Transfer]) -> None:
     for source, start, destination, at, slots in runs:
         for i in range(slots):
             value = source._load_slot(start + i)

@@ -1,4 +1,4 @@
-"""What a batch of transfers comes to: checked before any byte moves, neighbours joined, cut into copies."""
+"""A batch of transfers: checked before any byte moves, neighbours joined, cut into what a worker takes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ from strideweave.carriers.base import Carrier
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from strideweave.carriers.move.operations import Transfer
-
-__all__ = ["Run", "checked_runs", "cut_runs"]
+__all__ = ["Transfer", "checked_runs", "cut_runs"]
 
 
-class Run(NamedTuple):
-    """Slots that follow each other in both carriers; the same fields as a Transfer, at least one slot."""
+class Transfer(NamedTuple):
+    """A span of slots to copy from one carrier to another of the same dtype.
+
+    Attributes:
+        source: carrier that is read.
+        source_start: its first slot.
+        destination: carrier that is written.
+        destination_start: its first slot.
+        slots: how many.
+    """
 
     source: Carrier
     source_start: int
@@ -25,7 +31,7 @@ class Run(NamedTuple):
     slots: int
 
 
-def checked_runs(transfers: Sequence[Transfer]) -> list[Run]:
+def checked_runs(transfers: Sequence[Transfer]) -> list[Transfer]:
     """Check every transfer of a batch and join those that continue the one before.
 
     Transfers of no slots are checked and left out.
@@ -35,36 +41,40 @@ def checked_runs(transfers: Sequence[Transfer]) -> list[Run]:
         ReleasedError: a carrier was released.
         ValueError: a span does not lie within its carrier, or slots of one carrier are both read and written.
     """
-    runs: list[Run] = []
+    runs: list[Transfer] = []
+    first: Transfer | None = None  # of the transfers that are being joined
+    length = 0
     source: Carrier | None = None
     destination: Carrier | None = None
     self_moves = False
     source_end = destination_end = source_size = destination_size = -1
     for transfer in transfers:
-        if transfer.source is not source or transfer.destination is not destination:
-            source, destination = transfer.source, transfer.destination
+        from_, start, to, at, slots = transfer
+        if from_ is not source or to is not destination:
+            source, destination = from_, to
             _check_pair(source, destination)
             source_size, destination_size = source.size(), destination.size()
             source_end = destination_end = -1
             self_moves = self_moves or source is destination
-        start, at, slots = transfer.source_start, transfer.destination_start, transfer.slots
         if slots < 0 or not (0 <= start <= source_size - slots and 0 <= at <= destination_size - slots):
             raise _outside(transfer, source_size, destination_size)
         if not slots:
             continue
         if start == source_end and at == destination_end:
-            runs[-1] = runs[-1]._replace(slots=runs[-1].slots + slots)
+            length += slots
         else:
-            runs.append(Run(source, start, destination, at, slots))
+            runs += _run(first, length)
+            first, length = transfer, slots
         source_end, destination_end = start + slots, at + slots
+    runs += _run(first, length)
     if self_moves:
         _check_overlaps([run for run in runs if run.source is run.destination])
     return runs
 
 
-def cut_runs(runs: Sequence[Run], most: int) -> Iterator[list[Run]]:
+def cut_runs(runs: Sequence[Transfer], most: int) -> Iterator[list[Transfer]]:
     """Cut runs into groups of at most ``most`` bytes each, in order; ``most`` must have room for a slot."""
-    group: list[Run] = []
+    group: list[Transfer] = []
     room = most
     for run in runs:
         source, start, destination, at, left = run
@@ -72,14 +82,21 @@ def cut_runs(runs: Sequence[Run], most: int) -> Iterator[list[Run]]:
         while left * width > room:
             slots = room // width
             if slots:
-                group.append(Run(source, start, destination, at, slots))
+                group.append(Transfer(source, start, destination, at, slots))
                 start, at, left = start + slots, at + slots, left - slots
             yield group
             group, room = [], most
-        group.append(Run(source, start, destination, at, left))
+        group.append(Transfer(source, start, destination, at, left))
         room -= left * width
     if group:
         yield group
+
+
+def _run(first: Transfer | None, length: int) -> tuple[Transfer, ...]:
+    """Turn joined transfers into one of ``length`` slots; there are none before the first."""
+    if first is None:
+        return ()
+    return (first if first.slots == length else first._replace(slots=length),)
 
 
 def _check_pair(source: Carrier, destination: Carrier) -> None:
@@ -104,7 +121,7 @@ def _outside(transfer: Transfer, source_size: int, destination_size: int) -> Val
     return ValueError(f"a transfer of slots {source} to slots {destination} reaches beyond one of them")
 
 
-def _check_overlaps(runs: list[Run]) -> None:
+def _check_overlaps(runs: list[Transfer]) -> None:
     """Refuse slots that runs inside one carrier both read and write: the order would decide the outcome."""
     runs.sort(key=lambda run: id(run.source))
     for _, same in groupby(runs, key=lambda run: id(run.source)):

@@ -1,0 +1,71 @@
+"""Reading many spans that may not be in the page cache: the device is told of the next ones before it is asked."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from strideweave.io.positioned import read_cached_spans, read_spans
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from strideweave.io.positioned import FileSpan
+
+__all__ = ["AHEAD_BYTES", "read_spans_ahead"]
+
+AHEAD_BYTES = 4 << 20
+"""Bytes that the device is told of beyond those that are being read."""
+
+
+def _advise(span: FileSpan) -> None:
+    with suppress(OSError):  # advice is worth nothing on some files, and an error there is none of the read
+        os.posix_fadvise(span.file.fd, span.offset, span.buffer.nbytes, os.POSIX_FADV_WILLNEED)
+
+
+def read_spans_ahead(
+    spans: Sequence[FileSpan],
+    *,
+    read_cached: Callable[[Sequence[FileSpan]], int] = read_cached_spans,
+    advise: Callable[[FileSpan], None] = _advise,
+) -> None:
+    """Fill the buffers of all spans in order, as ``read_spans`` does, faster where they must come from a device.
+
+    One blocking read after the other keeps one request at the device. So the first span that is not in the page
+    cache makes all that follow known to the device, some megabytes ahead: it then works on many at once. While
+    everything is in the cache this costs nothing.
+
+    Args:
+        spans: what to read.
+        read_cached: reads without waiting, replaced in tests.
+        advise: makes a span known to the device, replaced in tests.
+
+    Raises:
+        ShortFileError: a file ended early.
+        OSError: the system failed, with the path.
+        ValueError: a file is closed.
+    """
+    left = spans[read_cached(spans) :]
+    if not left:
+        return
+    windows = list(_windows(left))
+    for span in windows[0]:
+        advise(span)
+    for window, following in pairwise([*windows, []]):
+        for span in following:
+            advise(span)
+        read_spans(window)
+
+
+def _windows(spans: Sequence[FileSpan]) -> Iterator[Sequence[FileSpan]]:
+    """Cut spans into windows of about ``AHEAD_BYTES``."""
+    start = filled = 0
+    for place, span in enumerate(spans):
+        filled += span.buffer.nbytes
+        if filled >= AHEAD_BYTES:
+            yield spans[start : place + 1]
+            start, filled = place + 1, 0
+    if start < len(spans):
+        yield spans[start:]
