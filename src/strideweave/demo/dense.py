@@ -28,6 +28,7 @@ __all__ = ["DenseEncoder", "gelu"]
 
 # erf(x) = x * P(x^2) / Q(x^2) on [-4, 4], relative error 2e-9 (a weighted least-squares fit at Chebyshev
 # points); beyond 4 erf is 1 to 2e-8. Highest power first.
+_ERF_END = 4.0
 _ERF_TOP = (
     -1.3201534071375243e-08,
     4.684622706285671e-06,
@@ -157,9 +158,9 @@ class DenseEncoder:
         out += x
         return self._normalise(out, names.output_norm_weight, names.output_norm_bias)
 
-    def down(self, layer: int) -> Floats:
-        """``(hidden, intermediate)``: the matrix that turns hidden units into outputs."""
-        return self._weights[layer_names(layer).down]
+    def weight(self, name: str) -> Floats:
+        """A weight as the encoder holds it; not to be written to."""
+        return self._weights[name]
 
     def _affine(self, x: Floats, name: str, bias: str) -> Floats:
         weight = self._weights[name]
@@ -187,10 +188,13 @@ def gelu(x: Floats) -> Floats:
     flat, out = np.ascontiguousarray(x).reshape(-1), result.reshape(-1)
     for start in range(0, flat.size, _CHUNK):
         values = flat[start : start + _CHUNK]
-        scaled = np.clip(values.astype(np.float64) * 2**-0.5, -4.0, 4.0)
-        square = scaled * scaled
+        scaled = values.astype(np.float64) * 2**-0.5
+        end = np.abs(scaled) >= _ERF_END
+        signs = np.sign(scaled[end])
+        square = np.minimum(scaled * scaled, _ERF_END**2)
         scaled *= _polynomial(_ERF_TOP, square)
         scaled /= _polynomial(_ERF_BOTTOM, square)
+        scaled[end] = signs
         scaled += 1.0
         scaled *= values
         scaled *= 0.5

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strideweave.demo.config import layer_names
 from strideweave.demo.experts import BLOCKS, SHARED, ExpertRouter
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def fit_experts(encoder: DenseEncoder, batches: Sequence[Batch], *, seed: int = 
         inner = encoder.hidden(layer, tokens)
         mean = inner.mean(axis=0)
         inner -= mean
-        down = encoder.down(layer)
+        down = encoder.weight(layer_names(layer).down)
         order = _order(inner, down, starts, np.random.default_rng([seed, layer]))
         orders.append(order)
         blocks = order.reshape(BLOCKS, -1)

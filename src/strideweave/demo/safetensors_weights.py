@@ -63,6 +63,8 @@ class SafetensorsWeights(WeightFile):
     def _read(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
         if self._file is None:
             raise ValueError(f"{self.path} is closed: {name} cannot be read")
+        if start == stop:  # the library refuses an empty range at the end
+            return np.empty((0, *self.shape(name)[1:]), dtype=np.float32)
         piece: NDArray[np.float32] = self._file.get_slice(name)[start:stop]
         return piece
 
