@@ -16,12 +16,20 @@ from strideweave.operations.definition import (
     Signature,
     apply,
 )
-from strideweave.operations.promotion import as_float, promote
-from strideweave.operations.shapes import broadcast_shapes, normal_axis
+from strideweave.operations.promotion import as_float
+from strideweave.operations.rules import (
+    BINARY,
+    TENSORS,
+    UNARY,
+    infer_binary,
+    infer_float,
+    infer_same,
+    numeric,
+    same,
+)
+from strideweave.operations.shapes import normal_axis
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from strideweave.operations.definition import Scalar
     from strideweave.tensor import Tensor
 
@@ -151,37 +159,8 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     return apply("softmax", x, axis=axis)
 
 
-def _binary(
-    name: str, rule: Callable[[str, DType], DType], x: Signature | Scalar, y: Signature | Scalar
-) -> Inferred:
-    dtype = rule(name, promote(x, y))
-    for item in (x, y):
-        if not isinstance(item, Signature):
-            dtype.convert(item)  # OverflowError here rather than in the middle of a computation
-    shapes = (item.shape for item in (x, y) if isinstance(item, Signature))
-    return Inferred(Signature(broadcast_shapes(name, *shapes), dtype))
-
-
-def _same(name: str, dtype: DType) -> DType:
-    return dtype
-
-
-def _numeric(name: str, dtype: DType) -> DType:
-    if dtype is DType.Bool:
-        raise TypeError(f"{name} is not defined for Bool; convert to an integer or floating dtype first")
-    return dtype
-
-
 def _quotient(name: str, dtype: DType) -> DType:
     return dtype if dtype.is_differentiable else DType.Float64
-
-
-def _infer_neg(x: Signature) -> Inferred:
-    return Inferred(Signature(x.shape, _numeric("neg", x.dtype)))
-
-
-def _infer_float(x: Signature) -> Inferred:
-    return Inferred(Signature(x.shape, as_float(x.dtype)))
 
 
 def _infer_gelu(x: Signature, *, approximate: bool = False) -> Inferred:
@@ -196,21 +175,17 @@ def _infer_softmax(x: Signature, *, axis: int = -1) -> Inferred:
     )
 
 
-_UNARY = (("tensor",),)
-_TENSORS = (("tensor", "tensor"),)
-_BINARY = (*_TENSORS, ("tensor", "scalar"), ("scalar", "tensor"))
-
 DEFINITIONS = (
-    OperationDefinition("add", _BINARY, partial(_binary, "add", _same)),
-    OperationDefinition("sub", _BINARY, partial(_binary, "sub", _numeric)),
-    OperationDefinition("mul", _BINARY, partial(_binary, "mul", _same)),
-    OperationDefinition("elementwise_mul", _TENSORS, partial(_binary, "elementwise_mul", _same)),
-    OperationDefinition("div", _BINARY, partial(_binary, "div", _quotient)),
-    OperationDefinition("neg", _UNARY, _infer_neg),
-    OperationDefinition("sqrt", _UNARY, _infer_float),
-    OperationDefinition("rsqrt", _UNARY, _infer_float),
-    OperationDefinition("exp", _UNARY, _infer_float),
-    OperationDefinition("tanh", _UNARY, _infer_float),
-    OperationDefinition("gelu", _UNARY, _infer_gelu),
-    OperationDefinition("softmax", _UNARY, _infer_softmax),
+    OperationDefinition("add", BINARY, partial(infer_binary, "add", same)),
+    OperationDefinition("sub", BINARY, partial(infer_binary, "sub", numeric)),
+    OperationDefinition("mul", BINARY, partial(infer_binary, "mul", same)),
+    OperationDefinition("elementwise_mul", TENSORS, partial(infer_binary, "elementwise_mul", same)),
+    OperationDefinition("div", BINARY, partial(infer_binary, "div", _quotient)),
+    OperationDefinition("neg", UNARY, partial(infer_same, "neg", numeric)),
+    OperationDefinition("sqrt", UNARY, infer_float),
+    OperationDefinition("rsqrt", UNARY, infer_float),
+    OperationDefinition("exp", UNARY, infer_float),
+    OperationDefinition("tanh", UNARY, infer_float),
+    OperationDefinition("gelu", UNARY, _infer_gelu),
+    OperationDefinition("softmax", UNARY, _infer_softmax),
 )
