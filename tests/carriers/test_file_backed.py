@@ -500,6 +500,36 @@ def test_nothing_is_left_behind_when_the_interpreter_ends(tmp_path: Path, ending
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_write_under_way_is_finished_before_the_interpreter_ends(tmp_path: Path) -> None:
+    np.zeros(1 << 24, np.uint8).tofile(tmp_path / "target")
+    program = textwrap.dedent("""
+        import sys
+        import numpy as np
+        from strideweave.carriers import CPU, FileBacked
+        from strideweave.carriers.move import AwaitResult, Transfer, dispatch_move
+        from strideweave.dtype import DType
+        target = FileBacked.open(sys.argv[1], dtype=DType.UInt8, mutable=True)
+        spill = FileBacked(dtype=DType.UInt8).allocate_like(1 << 24)
+        source = CPU.from_numpy(np.full(1 << 24, 7, np.uint8))
+        write = dispatch_move(CPU, FileBacked)().transfer
+        for file in (spill, target):
+            file._scope.start(AwaitResult(), write, [Transfer(source, 0, file, 0, 1 << 24)])
+        raise SystemExit(3)
+    """)
+    (tmp_path / "spills").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", program, str(tmp_path / "target")],
+        env={**os.environ, SPILL_VARIABLE: str(tmp_path / "spills")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+    assert (np.fromfile(tmp_path / "target", np.uint8) == 7).all()
+    assert list((tmp_path / "spills").iterdir()) == []
+
+
 def test_a_cpu_carrier_holds_what_a_file_held() -> None:
     values = np.arange(5, dtype=np.float32)
     carrier = FileBacked().new_like(values)

@@ -242,10 +242,10 @@ class FileBacked(Carrier):
             self._size = count
 
     def _discard(self, start: int, slots: int) -> None:
-        file, base = self._file()
-        if self._spills:
+        self._require_live()
+        if self._spills and self._opened is not None:
             width = self._dtype.itemsize
-            file.punch(base + start * width, slots * width)
+            self._opened.punch(start * width, slots * width)
 
     def _free_storage(self) -> None:
         if self._finalizer is not None:

@@ -89,8 +89,13 @@ def read_spans(spans: Sequence[FileSpan], preadv: SystemCall = os.preadv) -> Non
     _run(spans, preadv, writing=False)
 
 
+_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # Linux has it
+
+
 def _preadv_cached(number: int, buffers: list[Any], offset: int) -> int:
-    return os.preadv(number, buffers, offset, os.RWF_NOWAIT)
+    if _NOWAIT is None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+    return os.preadv(number, buffers, offset, _NOWAIT)
 
 
 def read_cached_spans(spans: Sequence[FileSpan], preadv: SystemCall = _preadv_cached) -> int:
