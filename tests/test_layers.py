@@ -45,6 +45,7 @@ CARRIERS = (
     "view_operations",
     "lifecycle",
     "base",
+    "dependent",
     "numpy_special",
     "numpy_kernels",
     "numpy_operations",
@@ -52,6 +53,8 @@ CARRIERS = (
     "extension",
     "",
     "move",
+    "evictable_operations",
+    "evictable",
     "tiled_evictable",
     "carriers",
 )

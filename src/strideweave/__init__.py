@@ -1,8 +1,16 @@
 """Tensors larger than memory, served tile by tile from inside an asynchronous program."""
 
 from strideweave.autograd import is_grad_enabled, no_grad, set_grad_enabled
-from strideweave.carriers import CPU, Carrier, FileBacked, Generic, TiledEvictable
-from strideweave.carriers.move import MoveOperation, Transfer
+from strideweave.carriers import (
+    CPU,
+    Carrier,
+    DependentCarrier,
+    Evictable,
+    FileBacked,
+    Generic,
+    TiledEvictable,
+)
+from strideweave.carriers.move import AwaitMove, MoveOperation, Transfer, move, move_async
 from strideweave.carriers.tiled_evictable import (
     LRU,
     AwaitProjection,
@@ -53,11 +61,14 @@ from strideweave.tensor import Tensor
 __all__ = [
     "CPU",
     "LRU",
+    "AwaitMove",
     "AwaitProjection",
     "AwaitResidency",
     "AwaitResult",
     "Carrier",
     "DType",
+    "DependentCarrier",
+    "Evictable",
     "EvictedError",
     "FileBacked",
     "Generic",
@@ -98,6 +109,8 @@ __all__ = [
     "gelu",
     "is_grad_enabled",
     "matmul",
+    "move",
+    "move_async",
     "mul",
     "neg",
     "no_grad",

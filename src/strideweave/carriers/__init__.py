@@ -2,8 +2,10 @@
 
 from strideweave.carriers.base import Carrier
 from strideweave.carriers.cpu import CPU
+from strideweave.carriers.dependent import DependentCarrier
+from strideweave.carriers.evictable import Evictable
 from strideweave.carriers.file_backed import FileBacked
 from strideweave.carriers.generic import Generic
 from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
 
-__all__ = ["CPU", "Carrier", "FileBacked", "Generic", "TiledEvictable"]
+__all__ = ["CPU", "Carrier", "DependentCarrier", "Evictable", "FileBacked", "Generic", "TiledEvictable"]

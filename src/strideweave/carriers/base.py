@@ -227,6 +227,10 @@ class Carrier(CarrierLifecycle):
         """Convert a number to an array of shape ``()`` and exactly this dtype, checked as NumPy checks."""
         return self._dtype.convert(value)
 
+    def _bearer(self) -> Carrier:
+        """The carrier whose storage holds the values now: this one, or a tier of a composite."""
+        return self
+
     def _can_allocate(self) -> bool:
         """Whether ``_allocate_in_place`` would work: live, empty, of a kind that takes storage later."""
         return False

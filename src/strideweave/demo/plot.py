@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,8 +31,15 @@ def save_plot(report: DemoReport, path: Path) -> None:
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
     except ImportError as error:
         raise ImportError("--save-plot needs matplotlib: pip install 'strideweave[plot]'") from error
+    tile_mib = report.disk_bytes / report.tiles / _MIB
+
+    def to_tiles(mib: Any) -> Any:
+        return mib / tile_mib
+
+    def to_mib(tiles: Any) -> Any:
+        return tiles * tile_mib
+
     seconds = [sample.seconds for sample in report.samples]
-    tile_bytes = report.disk_bytes / report.tiles
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -41,9 +48,7 @@ def save_plot(report: DemoReport, path: Path) -> None:
     )
     axes.axhline(report.budget_bytes / _MIB, linestyle="--", color="tab:red", label="budget")
     axes.set(xlabel="seconds", ylabel="MiB in the primary tier", title=report.model, ylim=(0, None))
-    axes.secondary_yaxis(
-        "right", functions=(lambda mib: mib * _MIB / tile_bytes, lambda tiles: tiles * tile_bytes / _MIB)
-    ).set_ylabel("tiles")
+    axes.secondary_yaxis("right", functions=(to_tiles, to_mib)).set_ylabel("tiles")
     read = axes.twinx()
     read.plot(
         seconds,

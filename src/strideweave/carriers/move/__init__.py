@@ -7,14 +7,18 @@ from strideweave.carriers.move.registry import (
     registered_move_operation,
     unregister_move_operation,
 )
+from strideweave.carriers.move.request import AwaitMove, move, move_async
 from strideweave.runtime.await_result import AwaitResult
 
 __all__ = [
+    "AwaitMove",
     "AwaitResult",
     "ElementwiseMoveOperation",
     "MoveOperation",
     "Transfer",
     "dispatch_move",
+    "move",
+    "move_async",
     "register_move_operation",
     "registered_move_operation",
     "unregister_move_operation",

@@ -35,6 +35,7 @@ __all__ = [
     "MemoryToMemory",
     "MoveOperation",
     "Transfer",
+    "run_transfers",
 ]
 
 SMALLEST_JOB = 1 << 20
@@ -158,6 +159,24 @@ class ElementwiseMoveOperation(MoveOperation):
         """Copy all spans, in one worker thread; see :meth:`MoveOperation.transfer`."""
         runs = checked_runs(transfers)
         await run_jobs([partial(_copy_slots, runs)])
+
+
+async def run_transfers(operation_class: type[MoveOperation], transfers: Sequence[Transfer]) -> None:
+    """Run one batch through a fresh operation, and check its answer.
+
+    Raises:
+        RuntimeError: the operation returned carriers that are not the given destinations, in their order.
+    """
+    operation = operation_class()
+    filled = await operation.transfer(transfers)
+    if filled is None:
+        return
+    wanted = [transfer.destination for transfer in transfers]
+    if len(filled) != len(wanted) or any(one is not other for one, other in zip(filled, wanted, strict=True)):
+        raise RuntimeError(
+            f"{operation_class.__name__}.transfer returned carriers that are not the destinations it was given; "
+            "return None, or the destinations in their order"
+        )
 
 
 def _memory(carriers: Iterable[Carrier]) -> dict[Carrier, NDArray[np.uint8]]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from strideweave.carriers.base import Carrier
+from strideweave.carriers.dependent import DependentCarrier, check_tiers
 from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.projection import AwaitProjection, start_projection
 from strideweave.carriers.tiled_evictable.residency import AwaitResidency, TiledResidencyFacet
@@ -14,8 +14,9 @@ from strideweave.carriers.tiled_evictable.slots import read_slot, read_slots, wr
 from strideweave.carriers.tiled_evictable.statistics import TiledStatistics
 from strideweave.carriers.tiled_evictable.store import AdoptedStore, PrimaryStore, SecondaryStore, SlabStore
 from strideweave.carriers.tiled_evictable.traffic import TileTraffic
-from strideweave.errors import ImmutableError, OwnershipError, ReleasedError
+from strideweave.errors import ImmutableError
 from strideweave.tensor import Tensor
+from strideweave.tiles.gather import CompactGeometry
 from strideweave.tiles.grid import TileGrid
 from strideweave.tiles.policy import ResidencyPolicy
 from strideweave.tiles.residency import Location, TileState
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from strideweave.carriers.base import Carrier
     from strideweave.dtype import DType
     from strideweave.runtime.await_result import AwaitResult
     from strideweave.tiles.grid import TilePlacement
@@ -45,7 +47,7 @@ def _nothing() -> None:
     """What a request does at its end when it holds nothing but tiles."""
 
 
-class TiledEvictable(Carrier):
+class TiledEvictable(DependentCarrier):
     """A carrier cut into equal tiles that move between a primary and a secondary tier one by one.
 
     Tile ``k``, counted first-mode-fastest over ``grid_shape``, owns the slots ``[k * P, (k + 1) * P)`` with
@@ -76,6 +78,7 @@ class TiledEvictable(Carrier):
     """
 
     _slots_do_io = True
+    _gives_views = False  # a raw tiled Tensor takes the operations of its own specification only
 
     def __init_subclass__(cls, **_: Any) -> NoReturn:
         raise TypeError("TiledEvictable is final; compose it instead of subclassing it")
@@ -89,7 +92,8 @@ class TiledEvictable(Carrier):
         *,
         residency_policy: ResidencyPolicy | None = None,
     ) -> None:
-        _check_tiers(primary, secondary)
+        primary, secondary = check_tiers(primary, secondary)
+        _check_kinds(primary, secondary)
         grid = TileGrid(tuple(grid_shape), tuple(tile_shape))
         start = _starting_location(primary, secondary, grid)
         classes = (type(primary), type(secondary))
@@ -98,12 +102,11 @@ class TiledEvictable(Carrier):
         mutable, writable = primary.is_mutable(), secondary.is_mutable()
         super().__init__(grid.slot_count, dtype=primary.dtype(), mutable=mutable)
         bind_policy(residency_policy, grid, primary.dtype())
-        # An identity of its own: a tier that a caller retains must not keep this carrier alive.
-        self._token = object()
-        _claim_both(primary, secondary, self._token)
+        self._own(primary, secondary)
         self._primary, self._secondary = primary, secondary
         self._policy = residency_policy
         self._placed: tuple[object, int, TilePlacement] | None = None
+        self._compacted: tuple[TilePlacement, tuple[int, ...], CompactGeometry] | None = None
         store: PrimaryStore = (
             AdoptedStore(primary, grid, RECYCLE_BYTES)
             if start is Location.PRIMARY
@@ -398,6 +401,15 @@ class TiledEvictable(Carrier):
         self._placed = (tensor.layout, tensor.offset, placement)
         return placement
 
+    def _geometry(self, placement: TilePlacement, selection: TileSelection) -> CompactGeometry:
+        """Say where the tiles of a selection go in its compact array."""
+        last = self._compacted  # which tiles were selected does not matter, only how many on each axis
+        if last is not None and last[0] is placement and last[1] == selection.compact_grid_shape:
+            return last[2]
+        geometry = CompactGeometry.of(self._traffic.grid, placement, selection)
+        self._compacted = (placement, selection.compact_grid_shape, geometry)
+        return geometry
+
     def _start_work(
         self,
         entry: LedgerEntry,
@@ -441,8 +453,7 @@ class TiledEvictable(Carrier):
     def _free_storage(self) -> None:
         self._traffic.primary.release()
         self._traffic.secondary.release()
-        for tier in (self._primary, self._secondary):
-            tier._release_as(self._token)
+        super()._free_storage()
 
     def _compose(self, primary: Carrier) -> Self:
         grid = self._traffic.grid
@@ -456,14 +467,6 @@ class TiledEvictable(Carrier):
 
     def _tile_set(self, ordinals: npt.NDArray[np.int64]) -> TileSet:
         return TileSet._from_ordinals(self._traffic.grid, ordinals)
-
-    def __del__(self) -> None:
-        # Destroyed without release: the tiers live on, owned by nobody. A failed construction has no token.
-        token = self.__dict__.get("_token")
-        if token is not None and "_secondary" in self.__dict__:
-            for tier in (self._primary, self._secondary):
-                tier._relinquish(token)
-        super().__del__()
 
 
 def bind_policy(policy: object, grid: TileGrid, dtype: DType) -> None:
@@ -484,28 +487,14 @@ def bind_policy(policy: object, grid: TileGrid, dtype: DType) -> None:
         bind(grid, grid.tile_size * dtype.itemsize)
 
 
-def _check_tiers(primary: object, secondary: object) -> None:
-    for name, tier in (("primary", primary), ("secondary", secondary)):
-        if not isinstance(tier, Carrier):
-            raise TypeError(f"{name} must be a Carrier, found {type(tier).__name__}")
-    if not (isinstance(primary, Carrier) and isinstance(secondary, Carrier)):
-        return
-    if primary is secondary:
-        raise ValueError("primary and secondary are the same carrier; a hierarchy needs two")
-    for name, tier in (("primary", primary), ("secondary", secondary)):
-        if tier.is_released():
-            raise ReleasedError(f"the {name} tier was released; pass a live carrier")
-        if tier.is_owned():
-            raise OwnershipError(
-                f"the {name} tier is owned by a composite or a request; pass one that is free"
-            )
-    if secondary.size() == 0 and not secondary.is_mutable():
-        raise ImmutableError("the secondary tier is empty and immutable, so it could never keep a tile")
+def _check_kinds(primary: Carrier, secondary: Carrier) -> None:
     if primary.dtype() is not secondary.dtype():
         raise TypeError(
             f"the primary tier holds {primary.dtype().name} and the secondary {secondary.dtype().name}; "
             "both tiers must have one dtype"
         )
+    if secondary.size() == 0 and not secondary.is_mutable():
+        raise ImmutableError("the secondary tier is empty and immutable, so it could never keep a tile")
     try:
         primary._bytes()
     except NotImplementedError:
@@ -530,14 +519,3 @@ def _starting_location(primary: Carrier, secondary: Carrier, grid: TileGrid) -> 
     if sizes[0]:
         return Location.PRIMARY
     return Location.SECONDARY if sizes[1] else Location.NONE
-
-
-def _claim_both(primary: Carrier, secondary: Carrier, token: object) -> None:
-    primary._claim(token)
-    claimed = False
-    try:
-        secondary._claim(token)
-        claimed = True
-    finally:
-        if not claimed:
-            primary._relinquish(token)

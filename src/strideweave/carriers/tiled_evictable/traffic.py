@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import anyio
 import numpy as np
 
-from strideweave.carriers.move.operations import Transfer
+from strideweave.carriers.move.operations import Transfer, run_transfers
 from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.statistics import TrafficCounters
 from strideweave.carriers.tiled_evictable.store import tile_rows
@@ -114,7 +114,7 @@ class TileTraffic:
         self.counters = TrafficCounters()
         self.counters.note_reserved(self.table.resident_count)
         self._classes = classes
-        self._unit = np.dtype(f"u{prototype.dtype().itemsize}")
+        self.unit = np.dtype(f"u{prototype.dtype().itemsize}")
         self._passages: dict[int, _Passage] = {}
 
     # Entering and leaving: any thread
@@ -129,10 +129,11 @@ class TileTraffic:
         with self.lock:
             self.require_valid(kind, plan.required)
             held = plan.required
-            extra = plan.extra[self.table.is_valid(plan.extra) & ~self.ledger.changing[plan.extra]]
-            retain = plan.retain[self.table.is_resident(plan.retain) & ~self.ledger.changing[plan.retain]]
-            if len(extra) or len(retain):
-                held = np.unique(np.concatenate((plan.required, extra, retain)))
+            if len(plan.extra) or len(plan.retain):
+                changing = self.ledger.changing
+                extra = plan.extra[self.table.is_valid(plan.extra) & ~changing[plan.extra]]
+                retain = plan.retain[self.table.is_resident(plan.retain) & ~changing[plan.retain]]
+                held = np.unique(np.concatenate((held, extra, retain)))
             entry = self.ledger.enter_data(kind, held)
             if self.counters.put_off:
                 self.counters.put_off.difference_update(set(held.tolist()) - set(plan.passing.tolist()))
@@ -151,7 +152,7 @@ class TileTraffic:
             InvalidTileError: as said.
         """
         valid = self.table.is_valid(ordinals)
-        if not valid.all():
+        if np.count_nonzero(valid) < len(ordinals):
             missing = self.grid.coordinates(ordinals[~valid][:4])
             raise InvalidTileError(
                 f"{kind} needs {np.count_nonzero(~valid)} tiles that have no value yet, such as "
@@ -171,14 +172,17 @@ class TileTraffic:
         Raises:
             OSError, MemoryError, RuntimeError: the transfer's own error.
         """
-        changes.dropped += await self.drop_unneeded(entry, plan.early)
-        todo = plan.required
-        if len(plan.passing):
-            todo = todo[~np.isin(todo, plan.passing)]
+        if len(plan.early):
+            changes.dropped += await self.drop_unneeded(entry, plan.early)
+        todo = plan.staying
         resident = self.table.is_resident(todo)
-        self._count(hits=int(np.count_nonzero(resident)))
+        hits = int(np.count_nonzero(resident))
+        with self.lock:
+            self.counters.hits += hits
+        missing = len(todo) - hits
+        if not missing and not len(plan.extra):
+            return
         todo = todo[~resident]
-        missing = len(todo)
         if len(plan.extra):  # a planned tile that the request does not hold was invalid or is somebody else's
             todo = np.concatenate((todo, plan.extra[np.isin(plan.extra, entry.needs)]))
         misses = 0
@@ -206,7 +210,7 @@ class TileTraffic:
                 transfers = self._transfers(self.secondary.places(stored), self.primary.places(stored))
             await self._transfer(transfers, inbound=True)
             if implicit.any():
-                zero = np.zeros(self.grid.tile_size, self._unit)
+                zero = np.zeros(self.grid.tile_size, self.unit)
                 await self.copy([(row, zero) for row in self.rows(ordinals[implicit])])
 
         await self._promote(entry, ordinals, fill)
@@ -271,7 +275,7 @@ class TileTraffic:
             if len(resident):
                 await hand_over(resident, self.rows(resident))
             elif len(implicit):
-                await hand_over(implicit, [np.zeros(self.grid.tile_size, self._unit)] * len(implicit))
+                await hand_over(implicit, [np.zeros(self.grid.tile_size, self.unit)] * len(implicit))
             else:
                 passages, mine = self._sort_out(ordinals)
                 if len(mine):
@@ -329,7 +333,12 @@ class TileTraffic:
     # Dropping: loop thread
 
     async def finish_with(self, entry: LedgerEntry, passing: Ordinals) -> None:
-        """The request needs its tiles no longer: run the evictions that nobody else forbids any more."""
+        """The request needs its tiles no longer: run the evictions that nobody else forbids any more.
+
+        Without any, there is nothing to do but to ``leave``, which the request is about to.
+        """
+        if not len(passing) and not self.counters.put_off:
+            return
         with self.lock:
             self.ledger.drop_needs(entry)
             freed = self.ledger.take_freed()
@@ -454,11 +463,7 @@ class TileTraffic:
 
     def rows_locked(self, ordinals: Ordinals) -> list[TileRow]:
         """As ``rows``, for a caller that holds the lock."""
-        found: dict[int, TileRow] = {}
-        for block in self.primary.blocks(ordinals):
-            for row, position in zip(block.rows.tolist(), block.positions.tolist(), strict=True):
-                found[position] = block.array[row]
-        return [found[position] for position in range(len(ordinals))]
+        return self.primary.rows(ordinals)
 
     async def copy(self, pairs: Sequence[tuple[TileRow, TileRow]]) -> None:
         """Copy rows, ``(to, from)``: at once when they are small together, else in worker threads."""
@@ -482,18 +487,13 @@ class TileTraffic:
         if not transfers:
             return
         primary, secondary = self._classes
-        operation = dispatch_move(secondary, primary)() if inbound else dispatch_move(primary, secondary)()
+        operation = dispatch_move(secondary, primary) if inbound else dispatch_move(primary, secondary)
         nbytes = len(transfers) * self.tile_bytes
         self._count(in_flight_bytes=nbytes)
         try:
-            filled = await operation.transfer(transfers)
+            await run_transfers(operation, transfers)
         finally:
             self._count(in_flight_bytes=-nbytes)
-        if filled is not None and not _same_carriers(filled, transfers):
-            raise RuntimeError(
-                f"{type(operation).__name__}.transfer returned carriers that are not the destinations it was "
-                "given; return None, or the destinations in their order"
-            )
         if inbound:
             self._count(bytes_read=nbytes)
         else:
@@ -539,9 +539,3 @@ def finish(handles: Sequence[AwaitResult[None]]) -> None:
     """End the ``free`` handles of conflict errors; not under the lock, because their waiters wake."""
     for handle in handles:
         handle._finish()
-
-
-def _same_carriers(filled: Sequence[Carrier], transfers: Sequence[Transfer]) -> bool:
-    return len(filled) == len(transfers) and all(
-        given is transfer.destination for given, transfer in zip(filled, transfers, strict=True)
-    )

@@ -1,0 +1,371 @@
+"""``Evictable``: one carrier whose values are, all together, in a fast tier or in a slow one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, final
+
+from strideweave.carriers.base import CarrierStatistics
+from strideweave.carriers.cpu import CPU
+from strideweave.carriers.dependent import DependentCarrier, check_tiers
+from strideweave.carriers.evictable_operations import EvictableOperation
+from strideweave.carriers.file_backed import FileBacked
+from strideweave.carriers.generic import Generic
+from strideweave.carriers.move.operations import Transfer, run_transfers
+from strideweave.carriers.move.registry import dispatch_move, register_move_operation
+from strideweave.carriers.move.through import MoveThroughTiers
+from strideweave.errors import EvictedError, ImmutableError, PendingWorkError
+from strideweave.runtime.await_result import AwaitResult
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Self
+
+    from numpy.typing import NDArray
+
+    from strideweave.carriers.base import Carrier
+    from strideweave.carriers.move.operations import MoveOperation
+    from strideweave.dtype import DType
+    from strideweave.layout import Layout
+    from strideweave.operations.definition import Operation, OperationCapability
+    from strideweave.operations.operand import Operand
+
+__all__ = ["Evictable", "EvictableStatistics"]
+
+
+@dataclass(frozen=True, slots=True)
+class EvictableStatistics(CarrierStatistics):
+    """What an Evictable is and has under way.
+
+    Attributes:
+        is_evicted: whether the values are in the secondary tier.
+        evictions: completed evictions.
+        promotions: completed promotions.
+    """
+
+    is_evicted: bool
+    evictions: int
+    promotions: int
+
+
+@final
+class Evictable(DependentCarrier):
+    """Two tiers that hold one set of values: the primary computes, the secondary keeps what was evicted.
+
+    Fresh hierarchies are promoted. While promoted, reads, writes, scatter and operations act through the
+    primary tier; while evicted they raise ``EvictedError``. Neither transition changes values, version, size or
+    dtype. Both tiers are owned: retained aliases may read them and nothing else.
+
+    Spec: *Evictable construction validates a complete two-tier hierarchy* and the rest of
+    ``carrier-composition``.
+
+    Args:
+        primary: a live, unowned carrier of at least one slot; its values are the hierarchy's, and whether it
+            is publicly mutable decides whether the hierarchy is.
+        secondary: another live, unowned, mutable carrier of the same dtype; it may be empty.
+
+    Raises:
+        TypeError: an argument is no Carrier, or the dtypes differ.
+        ValueError: both are one object, or the primary is empty.
+        RuntimeError: a tier is released, owned or, for the secondary, immutable.
+        NotImplementedError: no move is registered between their classes in one of the directions.
+    """
+
+    _slots_do_io: ClassVar[bool] = True
+
+    def __init__(self, primary: Carrier, secondary: Carrier) -> None:
+        primary, secondary = check_tiers(primary, secondary)
+        if primary.size() == 0:
+            raise ValueError(
+                "the primary tier is empty; its values are the hierarchy's, so it needs at least one"
+            )
+        self._compose(primary, secondary)
+
+    def __init_subclass__(cls) -> NoReturn:
+        raise TypeError("Evictable is final; compose it instead of subclassing it")
+
+    def _compose(self, primary: Carrier, secondary: Carrier) -> None:
+        if not secondary.is_mutable():
+            raise ImmutableError(
+                "the secondary tier must be mutable, or it could not receive what is evicted"
+            )
+        if primary.dtype() is not secondary.dtype():
+            raise TypeError(
+                f"the primary tier holds {primary.dtype().name} and the secondary {secondary.dtype().name}; "
+                "both tiers must have one dtype"
+            )
+        dispatch_move(type(primary), type(secondary))
+        dispatch_move(type(secondary), type(primary))
+        super().__init__(primary.size(), dtype=primary.dtype(), mutable=primary.is_mutable())
+        self._primary, self._secondary = primary, secondary
+        self._evicted = False
+        self._transition: str | None = None
+        self._evictions = self._promotions = 0
+        self._own(primary, secondary)
+
+    @classmethod
+    def _around(cls, primary: Carrier, secondary: Carrier) -> Self:
+        """A hierarchy around fresh tiers, of which the primary may be empty: the result of an operation."""
+        hierarchy = cls.__new__(cls)
+        hierarchy._compose(primary, secondary)
+        return hierarchy
+
+    # Tiers and state
+
+    @property
+    def primary(self) -> Carrier:
+        """The current primary tier; while evicted it is released, and a promotion replaces it."""
+        return self._primary
+
+    @property
+    def secondary(self) -> Carrier:
+        """The current secondary tier; a promotion releases it, and the next eviction replaces it."""
+        return self._secondary
+
+    def is_evicted(self) -> bool:
+        """Whether the values are in the secondary tier."""
+        return self._evicted
+
+    def statistics(self) -> EvictableStatistics:
+        """A frozen record of size, version, ownership, residency and unfinished requests."""
+        return EvictableStatistics(
+            **self._statistics_fields(),
+            is_evicted=self._evicted,
+            evictions=self._evictions,
+            promotions=self._promotions,
+        )
+
+    # Transitions
+
+    def evict_async(self) -> AwaitResult[None]:
+        """Start moving all values to the secondary tier.
+
+        A live secondary tier of at least the hierarchy's size receives them; otherwise a fresh one of its
+        class does and replaces it. The primary tier is released. After a failure everything is as it was, and
+        the call may be repeated.
+
+        Spec: *Eviction moves complete storage into the secondary tier*; *Residency transitions are
+        failure-atomic*.
+
+        Returns:
+            A handle; done at once when the values are there already.
+
+        Raises:
+            ReleasedError: the hierarchy was released.
+            PendingWorkError: another transition, or a write, is unfinished.
+            NotImplementedError: no move is registered any more.
+        """
+        return self._start("evict", evicted=True)
+
+    def promote_async(self) -> AwaitResult[None]:
+        """Start moving all values to fresh primary storage.
+
+        The secondary tier is released. After a failure everything is as it was, and the call may be repeated.
+
+        Spec: *Promotion restores fresh primary-class storage*; *Residency transitions are failure-atomic*.
+
+        Returns:
+            A handle; done at once when the values are there already.
+
+        Raises:
+            ReleasedError: the hierarchy was released.
+            PendingWorkError: another transition is unfinished.
+            NotImplementedError: no move is registered any more.
+        """
+        return self._start("promote", evicted=False)
+
+    def evict(self) -> None:
+        """``evict_async().wait()``: blocks the calling thread."""
+        self.evict_async().wait()
+
+    def promote(self) -> None:
+        """``promote_async().wait()``: blocks the calling thread."""
+        self.promote_async().wait()
+
+    def _start(self, kind: str, *, evicted: bool) -> AwaitResult[None]:
+        with self._lock:
+            self._require_live()
+            if self._transition is not None:
+                raise PendingWorkError(
+                    f"{kind} meets an unfinished {self._transition} of this Evictable; wait for its handle",
+                    pending=1,
+                )
+            if self._evicted is evicted:
+                return AwaitResult[None].completed(None)
+            self._require_no_writes()
+            source, other = (self._primary, self._secondary) if evicted else (self._secondary, self._primary)
+            operation = dispatch_move(type(source), type(other))
+            self._transition = kind
+        handle: AwaitResult[None] = AwaitResult()
+        started = False
+        try:
+            self._scope.start(handle, self._move, source, other, operation, cleanup=self._end_transition)
+            started = True
+        finally:
+            if not started:
+                self._end_transition()
+        return handle
+
+    def _end_transition(self) -> None:
+        self._transition = None
+
+    async def _move(self, source: Carrier, other: Carrier, operation: type[MoveOperation]) -> None:
+        """Fill ``other``, or fresh storage of its class, from ``source`` and commit, or leave all as it was."""
+        evicting = source is self._primary
+        usable = not other.is_released() and other.size() >= self._size
+        destination = other if usable else other.allocate_like(self._size, mutable=True, dtype=self._dtype)
+        if destination is not other:
+            self._own(destination)
+        filled = False
+        try:
+            await run_transfers(operation, [Transfer(source, 0, destination, 0, self._size)])
+            filled = True
+        finally:
+            if not filled and destination is not other:
+                self._disown(destination)
+        with self._lock:
+            self._evicted = evicting
+            if evicting:
+                self._secondary = destination
+                self._evictions += 1
+            else:
+                self._primary = destination
+                self._promotions += 1
+        if destination is not other:
+            self._disown(other)
+        self._disown(source)
+
+    # The common surface, through the primary tier
+
+    def new_like(self, values: Iterable[Any], *, mutable: bool = True, dtype: DType | None = None) -> Self:
+        """Make a fresh promoted hierarchy of the same tier kinds that holds ``values``.
+
+        Its secondary tier is empty until the first eviction.
+
+        Spec: *Evictable factories preserve the hierarchy pattern*.
+
+        Raises:
+            TypeError: a tier does not store the dtype, or a value does not fit.
+            ValueError: there are no values.
+        """
+        self._check_dtype(dtype)
+        return type(self)(
+            self._primary.new_like(values, mutable=mutable, dtype=dtype), self._empty_secondary(dtype)
+        )
+
+    def allocate_like(
+        self, size: int, *, mutable: bool = True, dtype: DType | None = None, empty: bool = False
+    ) -> Self:
+        """Make a fresh promoted hierarchy of the same tier kinds with ``size`` slots, at least one.
+
+        Spec: *Evictable factories preserve the hierarchy pattern*.
+
+        Raises:
+            TypeError: ``size`` is not an integer, or a tier does not store the dtype.
+            ValueError: ``size`` is below one.
+        """
+        self._check_dtype(dtype)
+        primary = self._primary.allocate_like(size, mutable=mutable, dtype=dtype, empty=empty)
+        return type(self)(primary, self._empty_secondary(dtype))
+
+    def supports_storage_dtype(self, dtype: DType) -> bool:
+        """Whether both tiers can hold ``dtype``."""
+        return self._primary.supports_storage_dtype(dtype) and self._secondary.supports_storage_dtype(dtype)
+
+    def dispatch_op(self, name: str) -> Operation:
+        """Give the operation of the primary tier's class, for tensors over hierarchies of this kind.
+
+        Spec: *Promoted state is required for public data access and execution*; *Evictable results retain
+        composition ownership*.
+
+        Raises:
+            ReleasedError: the hierarchy was released.
+            EvictedError: it is evicted.
+            NotImplementedError: the primary tier's class does not run that operation.
+        """
+        self._require_promoted()
+        return EvictableOperation(self._primary.dispatch_op(name), type(self))
+
+    def operation_capabilities(self, name: str | None = None) -> tuple[OperationCapability, ...]:
+        """List what the primary tier's class runs; answers while evicted too."""
+        return self._primary.operation_capabilities(name)
+
+    def __dlpack__(self, **_: object) -> NoReturn:
+        """Refuse: a consumer would hold on to memory that an eviction takes away.
+
+        Raises:
+            BufferError: always.
+        """
+        raise BufferError("an Evictable exposes no DLPack buffer; move its tensor to a CPU carrier first")
+
+    def __dlpack_device__(self) -> NoReturn:
+        """Refuse, as ``__dlpack__`` does.
+
+        Raises:
+            BufferError: always.
+        """
+        self.__dlpack__()
+
+    # Internal
+
+    def _bearer(self) -> Carrier:
+        return self._promoted_primary()._bearer()
+
+    def _promoted_primary(self) -> Carrier:
+        """The primary tier, which holds the values; EvictedError while it does not."""
+        self._require_promoted()
+        return self._primary
+
+    def _wrap(self, primary: Carrier) -> Self:
+        """A hierarchy of this kind that owns a fresh result; the very same one where the result is a view."""
+        if primary is self._primary:
+            return self
+        return self._around(primary, self._empty_secondary(primary.dtype()))
+
+    def _empty_secondary(self, dtype: DType | None) -> Carrier:
+        return self._secondary.allocate_like(0, mutable=True, dtype=self._dtype if dtype is None else dtype)
+
+    def _check_dtype(self, dtype: DType | None) -> None:
+        if dtype is not None and not self.supports_storage_dtype(dtype):
+            raise TypeError(
+                f"{dtype.name} is not stored by both {type(self._primary).__name__} and "
+                f"{type(self._secondary).__name__}"
+            )
+
+    def _require_promoted(self) -> None:
+        self._require_live()
+        if self._evicted:
+            raise EvictedError("the values of this Evictable are evicted; call promote() first")
+
+    def _require_mutable(self) -> None:
+        super()._require_mutable()
+        self._require_promoted()
+        if self._transition is not None:
+            raise PendingWorkError(
+                f"a write meets an unfinished {self._transition} of this Evictable; wait for its handle",
+                pending=1,
+            )
+
+    def _load_slot(self, i: int) -> bool | int | float:
+        return self._promoted_primary()._load_slot(i)
+
+    def _store_slot(self, i: int, value: NDArray[Any]) -> None:
+        self._promoted_primary()._set_as(self._token, i, value[()])
+
+    def _bytes(self) -> NDArray[Any]:
+        return self._promoted_primary()._bytes()
+
+    def _array(self, layout: Layout, offset: int, writable: bool) -> NDArray[Any] | None:
+        return self._promoted_primary()._array(layout, offset, writable)
+
+    def _read_slots(self, start: int, slots: int) -> NDArray[Any]:
+        return self._promoted_primary()._read_slots(start, slots)
+
+    def _gather_array(self, tensor: Operand) -> NDArray[Any]:
+        return self._promoted_primary()._gather_array(tensor)
+
+
+for _plain in (Generic, CPU, FileBacked):
+    register_move_operation(Evictable, _plain, MoveThroughTiers)
+    register_move_operation(_plain, Evictable, MoveThroughTiers)
+register_move_operation(Evictable, Evictable, MoveThroughTiers)

@@ -1,0 +1,148 @@
+"""``move`` and ``move_async``: a tensor's storage goes to another carrier, and the old carrier ends.
+
+Contract section 8. Until the transfer has succeeded nothing is published and the source lives; afterwards the
+source is released.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from strideweave.autograd.mode import is_grad_enabled
+from strideweave.carriers.base import Carrier
+from strideweave.carriers.move.operations import Transfer, run_transfers
+from strideweave.carriers.move.registry import dispatch_move
+from strideweave.errors import OwnershipError, PendingWorkError, ReleasedError
+from strideweave.runtime.await_result import AwaitResult
+from strideweave.tensor import Tensor
+
+if TYPE_CHECKING:
+    from strideweave.carriers.move.operations import MoveOperation
+
+__all__ = ["AwaitMove", "move", "move_async"]
+
+
+class AwaitMove(AwaitResult[Tensor]):
+    """The completion handle of one move; its value is the Tensor on the destination.
+
+    Not a Tensor itself: operations refuse it, call ``wait()`` or await it first.
+    """
+
+    __slots__ = ()
+
+
+def move(tensor: Tensor, destination: Carrier) -> Tensor:
+    """``move_async(tensor, destination).wait()``: blocks the calling thread."""
+    return move_async(tensor, destination).wait()
+
+
+def move_async(tensor: Tensor, destination: Carrier) -> AwaitMove:
+    """Start moving all slots of a tensor's carrier to another carrier, and return the handle.
+
+    Slot ``i`` of the source becomes slot ``i`` of the destination, bit for bit; the Tensor that comes out has
+    the same Layout and offset. The destination's version advances once, and the source is released. Until the
+    move ends both carriers belong to it: they may be read and nothing else. After a failure the source is what
+    it was and the destination's values are unspecified. The gradient crosses back: it arrives on a fresh
+    carrier of the source's class.
+
+    Args:
+        tensor: a Tensor on a live, unowned carrier.
+        destination: another live, publicly mutable carrier of the same dtype with at least as many slots, or an
+            empty one that can be allocated.
+
+    Returns:
+        The handle; its value is the Tensor on the destination.
+
+    Raises:
+        TypeError: not a Tensor, not a Carrier, or another dtype.
+        ReleasedError: the source or the destination was released.
+        OwnershipError: the source is owned.
+        ValueError: source and destination are one carrier, or the destination is too small.
+        RuntimeError: the destination is owned or not publicly mutable, or the source has unfinished work.
+        NotImplementedError: no move is registered for the two classes.
+    """
+    source = _check_source(tensor)
+    operation = _check_destination(source, destination)
+    token = object()
+    source._claim(token)
+    claimed = started = False
+    try:
+        destination._claim(token)
+        claimed = True
+        wanted = tensor.requires_grad and is_grad_enabled()
+        work = _Move(tensor, source, destination, operation, token, wanted)
+        handle = destination._scope.start(AwaitMove(), work.run, cleanup=work.let_go)
+        started = True
+    finally:
+        if not started:
+            source._relinquish(token)
+            if claimed:
+                destination._relinquish(token)
+    return handle
+
+
+def _check_source(tensor: object) -> Carrier:
+    if not isinstance(tensor, Tensor):
+        hint = "; wait() for the handle first" if isinstance(tensor, AwaitResult) else ""
+        raise TypeError(f"move takes a Tensor, found {type(tensor).__name__}{hint}")
+    source = tensor.carrier
+    if source.is_released():
+        raise ReleasedError("the tensor's carrier was released; there is nothing to move")
+    if source.is_owned():
+        raise OwnershipError("the tensor's carrier is owned by a composite or an unfinished request")
+    return source
+
+
+def _check_destination(source: Carrier, destination: object) -> type[MoveOperation]:
+    if not isinstance(destination, Carrier):
+        raise TypeError(f"destination must be a Carrier, found {type(destination).__name__}")
+    if destination is source:
+        raise ValueError("the destination is the carrier that the tensor stands on already")
+    destination._require_mutable()
+    if destination.dtype() is not source.dtype():
+        raise TypeError(
+            f"the tensor holds {source.dtype().name} and the destination {destination.dtype().name}; "
+            "a move keeps the dtype"
+        )
+    operation = dispatch_move(type(source), type(destination))
+    if destination.size() < source.size() and not destination._can_allocate():
+        raise ValueError(
+            f"the destination has {destination.size()} slots, the source {source.size()}; pass a larger carrier, "
+            "or an empty one to be allocated"
+        )
+    pending = source.statistics().pending
+    if pending:
+        raise PendingWorkError(
+            f"the tensor's carrier has {pending} unfinished requests; wait for their handles first",
+            pending=pending,
+        )
+    return operation
+
+
+@dataclass(slots=True, eq=False)
+class _Move:
+    """One admitted move on its way through the runtime's loop."""
+
+    tensor: Tensor
+    source: Carrier
+    destination: Carrier
+    operation: type[MoveOperation]
+    token: object
+    requires_grad: bool
+
+    async def run(self) -> Tensor:
+        """Transfer all slots, then publish and release the source."""
+        source, destination = self.source, self.destination
+        if destination.size() < source.size():
+            destination._allocate_in_place(source.size())
+        await run_transfers(self.operation, [Transfer(source, 0, destination, 0, source.size())])
+        destination._advance_version(self.token)
+        moved = Tensor(destination, self.tensor.offset, self.tensor.layout, requires_grad=self.requires_grad)
+        source._release_as(self.token)
+        return moved
+
+    def let_go(self) -> None:
+        """Give both carriers back, on every path; a released source is left as it is."""
+        self.source._relinquish(self.token)
+        self.destination._relinquish(self.token)
