@@ -150,21 +150,34 @@ def test_rows_of_a_slab_are_copied_like_tiles(case, random, stage):
     np.testing.assert_array_equal(case.read(compact), case.expected())
 
 
-@given(cases(), st.integers(0, 5), st.sampled_from(["tiles", "rows"]))
-def test_a_part_of_the_tiles_touches_only_its_own_places(case, count, form):
+@given(cases(), st.randoms(), st.integers(0, 7), st.sampled_from(["tiles", "rows"]))
+def test_a_part_of_the_tiles_touches_only_its_own_places(case, random, count, form):
     """Tiles are gathered as they arrive: the rest of the compact array stays as it is."""
-    positions = case.positions[:count]
+    random.shuffle(case.positions)
+    now, later = case.positions[:count], case.positions[count:]
     whole, compact = case.compact(), case.compact()
-    case.geometry.copy_in(case.tiles, case.positions, whole)
+    case.geometry.copy_in([case.tiles[position] for position in case.positions], case.positions, whole)
     compact[:] = ~whole
     if form == "tiles":
-        case.geometry.copy_in(case.tiles[:count], positions, compact)
+        case.geometry.copy_in([case.tiles[position] for position in now], now, compact)
     else:
-        case.geometry.copy_rows(case.slab, case.ordinals[:count], np.array(positions, np.intp), compact)
-    assert (compact == whole).sum() == len(positions) * case.grid.tile_size
-    rest = case.positions[len(positions) :]
-    case.geometry.copy_in(case.tiles[len(positions) :], rest, compact)
+        positions = np.array(now, np.intp)
+        case.geometry.copy_rows(case.slab, case.ordinals[positions], positions, compact)
+    assert (compact == whole).sum() == len(now) * case.grid.tile_size
+    case.geometry.copy_in([case.tiles[position] for position in later], later, compact)
     np.testing.assert_array_equal(compact, whole)
+
+
+def test_rows_at_unequal_distances_find_their_places():
+    """Three tiles of a 3 x 2 selection whose ends are as far apart as three neighbours on the other axis."""
+    grid = TileGrid((3, 2), (2, 3))
+    case = Case(grid, tile_major((3, 2), (2, 3)), 0, [range(3), range(2)])
+    whole, compact = case.compact(), case.compact()
+    case.geometry.copy_in(case.tiles, case.positions, whole)
+    positions = np.array([0, 3, 2])  # compact coordinates (0, 0), (0, 1) and (2, 0)
+    compact[:] = ~whole
+    case.geometry.copy_rows(case.slab, case.ordinals[positions], positions, compact)
+    assert (compact == whole).sum() == 3 * grid.tile_size
 
 
 @given(cases(), st.randoms(), st.sampled_from([1, 5, 16, 64, 10**6]), st.sampled_from(["tiles", "rows"]))
@@ -431,6 +444,14 @@ def test_jobs_have_about_the_size_of_a_piece(piece_bytes, jobs):
     compact, positions = case.compact(), np.array(case.positions)
     assert len(case.geometry.jobs(case.tiles, case.positions, compact, piece_bytes)) == jobs
     assert len(case.geometry.row_jobs(case.slab, case.ordinals, positions, compact, piece_bytes)) == jobs
+
+
+def test_reordered_tiles_are_cut_along_their_slowest_axis():
+    """Each piece of a cut tile then writes one stretch of compact memory, as far as there is one."""
+    case = Case(TileGrid((1, 2), (8, 2)), tile_major((1, 2), (8, 2)), 0, [[0], [1, 0]])
+    assert not case.geometry.contiguous
+    jobs = case.geometry.jobs(case.tiles, case.positions, case.compact(), 16)
+    assert len(jobs) == 2 * 4  # 64 bytes a tile; cut along the other axis, of 2, it would be 2 * 2
 
 
 @given(st.lists(st.integers(0, 20), unique=True).map(sorted), st.integers(1, 3), st.integers(0, 9))

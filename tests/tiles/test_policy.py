@@ -180,6 +180,16 @@ def test_lru_without_room_for_a_tile_streams(policy):
     assert policy.statistics().evictions == 0
 
 
+def test_policies_hand_the_required_set_back_where_all_of_it_has_one_fate():
+    """The carrier recognises it by identity and need not look at the tiles."""
+    required = tiles(0, 1)
+    lru = LRU(max_tiles=2)
+    assert lru.plan(required, "projection").promote is required
+    assert lru.plan(required, "projection").retain is required
+    for streaming in (LRU(max_tiles=0), Streaming()):
+        assert streaming.plan(required, "projection").evict is required
+
+
 def test_lru_turns_bytes_into_whole_tiles():
     policy = LRU(max_bytes=47)
     assert policy.statistics().capacity is None

@@ -145,7 +145,9 @@ def test_selection_refuses_other_types(per_axis, said):
         pytest.param([[0], []], "axis 1 of per_axis selects no tile", id="empty-axis"),
         pytest.param([range(0)], "axis 0 of per_axis selects no tile", id="empty-range"),
         pytest.param([[0], [4, 1, 4]], "axis 1 of per_axis selects tile 4 more than once", id="duplicate"),
+        pytest.param([[0], [4, 4]], "axis 1 of per_axis selects tile 4 more than once", id="pair"),
         pytest.param([[0, -2]], "negative tile coordinate -2", id="negative"),
+        pytest.param([[-3, 0, 1]], "negative tile coordinate -3", id="negative-ascending"),
         pytest.param([range(2, -2, -1)], "negative tile coordinate -1", id="negative-range"),
     ],
 )

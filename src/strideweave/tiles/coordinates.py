@@ -107,10 +107,15 @@ def check_axis(axis: Axis, number: int) -> None:
     """
     if not axis:
         raise ValueError(f"axis {number} of per_axis selects no tile; every axis needs at least one")
-    lowest = min(axis[0], axis[-1]) if isinstance(axis, range) else min(axis)
+    if isinstance(axis, range):
+        lowest, distinct = min(axis[0], axis[-1]), True
+    elif all(map(operator.lt, axis, axis[1:])):  # ascending, as most are: half the price of a set
+        lowest, distinct = axis[0], True
+    else:
+        lowest, distinct = min(axis), len(set(axis)) == len(axis)
     if lowest < 0:
         raise ValueError(f"axis {number} of per_axis holds the negative tile coordinate {lowest}")
-    if isinstance(axis, tuple) and len(set(axis)) != len(axis):
+    if not distinct:
         raise ValueError(f"axis {number} of per_axis selects tile {_first_repeated(axis)} more than once")
 
 

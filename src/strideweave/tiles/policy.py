@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -143,7 +143,7 @@ class _ShippedPolicy:
     def _rebound(self, tile_bytes: int) -> None:
         """Adapt to the bytes of one tile, under the lock."""
 
-    def _decide(self, required: TileSet, keys: Iterable[Key]) -> ResidencyPlan:
+    def _decide(self, required: TileSet, keys: Sequence[Key]) -> ResidencyPlan:
         """Make the plan and count it, under the lock."""
         raise NotImplementedError
 
@@ -160,7 +160,7 @@ class _ShippedPolicy:
 class KeepResident(_ShippedPolicy):
     """Promote every required tile and evict none: residency only grows."""
 
-    def _decide(self, required: TileSet, keys: Iterable[Key]) -> ResidencyPlan:
+    def _decide(self, required: TileSet, keys: Sequence[Key]) -> ResidencyPlan:
         resident = self._resident
         missing = [key for key in keys if key not in resident]
         self._count(required, len(missing))
@@ -181,7 +181,7 @@ class Streaming(_ShippedPolicy):
         super().__init__()
         self._capacity = 0
 
-    def _decide(self, required: TileSet, keys: Iterable[Key]) -> ResidencyPlan:
+    def _decide(self, required: TileSet, keys: Sequence[Key]) -> ResidencyPlan:
         self._count(required, len(required))
         self._streamed += len(required)
         return ResidencyPlan._disjoint(NO_TILES, NO_TILES, required)
@@ -223,7 +223,7 @@ class LRU(_ShippedPolicy):
         if self._max_bytes is not None:
             self._capacity = self._max_bytes // tile_bytes
 
-    def _decide(self, required: TileSet, keys: Iterable[Key]) -> ResidencyPlan:
+    def _decide(self, required: TileSet, keys: Sequence[Key]) -> ResidencyPlan:
         if self._capacity is None:
             raise RuntimeError(
                 f"{self!r} does not know the bytes of a tile; give it to a tiled carrier first"
@@ -241,9 +241,9 @@ class LRU(_ShippedPolicy):
         self._count(required, len(missing))
         self._streamed += len(streamed)
         self._evictions += len(victims)
-        return self._plan(required, kept, known, victims + streamed)
+        return self._plan(required, kept, known, victims, streamed)
 
-    def _refresh(self, keys: Iterable[Key], streamed: Iterable[Key]) -> None:
+    def _refresh(self, keys: Sequence[Key], streamed: Iterable[Key]) -> None:
         """Put the required tiles that stay at the recent end, in their order."""
         resident, passing = self._resident, set(streamed)
         for key in keys:
@@ -256,12 +256,15 @@ class LRU(_ShippedPolicy):
         surplus = len(self._resident) - (self._capacity or 0)
         return [self._resident.popitem(last=False)[0] for _ in range(surplus)]
 
-    def _plan(self, required: TileSet, kept: list[Key], known: list[Key], evict: list[Key]) -> ResidencyPlan:
-        # The frequent cases, all hits and all misses, hand the required set back instead of making another.
+    def _plan(
+        self, required: TileSet, kept: list[Key], known: list[Key], victims: list[Key], streamed: list[Key]
+    ) -> ResidencyPlan:
+        # Where all of it has one fate, the required set itself goes back: no other has to be made.
         count = len(required)
         promote = required if len(kept) == count else self._tiles(kept)
         retain = required if len(known) == count else self._tiles(known)
-        return ResidencyPlan._disjoint(promote, retain, self._tiles(evict))
+        evict = required if len(streamed) == count and not victims else self._tiles(victims + streamed)
+        return ResidencyPlan._disjoint(promote, retain, evict)
 
 
 def _bound(name: str, value: Any) -> int | None:
