@@ -197,6 +197,16 @@ def test_a_timeout_leaves_the_request_running(timeout):
     assert handle.wait(timeout) == 5
 
 
+def test_a_request_that_ends_as_the_time_is_up_has_ended():
+    class Late(AwaitResult):
+        def _add_waker(self, waker):
+            super()._add_waker(lambda: None)  # the time will be up before this observer is woken
+            self._finish("value")
+            return True
+
+    assert Late().wait(0) == "value"
+
+
 def test_a_request_that_failed_with_a_timeout_raises_its_own():
     error = TimeoutError("the device")
     assert observe(AwaitResult.failed(error)) is error
@@ -477,7 +487,7 @@ async def test_a_closed_coroutine_unregisters():
     assert handle._wakers == []
 
 
-def test_an_awaiter_whose_loop_has_closed_harms_nobody(any_loop):
+def test_an_awaiter_whose_loop_has_closed_harms_nobody(any_loop, caplog):
     handle = AwaitResult()
     leaked = []
 
@@ -496,6 +506,7 @@ def test_an_awaiter_whose_loop_has_closed_harms_nobody(any_loop):
     handle._finish("value")
     thread.join()
     assert seen == ["value"]
+    assert caplog.text == ""
     leaked[0].close()
 
 

@@ -41,12 +41,29 @@ ENDINGS = {
         0,
         "",
     ),
-    "request starts another": (
+    "requests start requests": (
         """
-        async def parent():
-            await anyio.sleep(0.05)
-            start(slow, "finished")  # and does not wait for it
-        scope.start(AwaitResult(), parent)
+        async def parent(generation):
+            await anyio.sleep(0.03)
+            if generation == 5:  # more than there are hooks
+                start(slow, "finished")
+            else:
+                scope.start(AwaitResult(), parent, generation + 1)  # and does not wait for it
+        scope.start(AwaitResult(), parent, 1)
+        """,
+        0,
+        "",
+    ),
+    "executor of asyncio": (
+        """
+        import asyncio
+        async def foreign():
+            await anyio.sleep(0.15)
+            await asyncio.get_running_loop().run_in_executor(None, say, "finished")
+        async def warm():
+            await asyncio.get_running_loop().run_in_executor(None, int)
+        scope.start(AwaitResult(), warm).wait()
+        start(foreign)
         """,
         0,
         "",
@@ -191,8 +208,11 @@ def test_daemon_threads_that_keep_starting_requests_end_quietly(run_program):
         lifecycle.EXIT_SECONDS = 1000  # they get none of it
         running = threading.Event()
         def stream():
+            handle = scope.start(AwaitResult(), value, 1)
             while True:
-                scope.start(AwaitResult(), value, 1).wait()
+                following = scope.start(AwaitResult(), value, 1)  # so that one is always pending
+                handle.wait()
+                handle = following
                 running.set()
         for _ in range(3):
             threading.Thread(target=stream, daemon=True).start()

@@ -342,6 +342,29 @@ def test_a_request_of_an_abandoned_scope_still_runs():
     scope.close()
 
 
+def test_a_scope_stays_known_while_a_request_is_on_its_way_to_the_loop(monkeypatch):
+    """Exit and fork look for requests among the open scopes, so one must not slip through as the group closes."""
+    scope = TaskScope("test")
+    scope.start(Handle(), give).wait()
+    runtime = current_runtime()
+    post = runtime.post
+    known = []
+
+    def post_late(*call):
+        monkeypatch.undo()
+        scope.abandon()
+        flush()
+        known.append(scope in runtime.scopes)
+        post(*call)
+
+    monkeypatch.setattr(runtime, "post", post_late)
+    assert scope.start(Handle(), give, 1).wait() == 1
+    assert known == [True]
+    scope.close()
+    flush()
+    assert scope not in runtime.scopes
+
+
 # --- garbage ---
 
 

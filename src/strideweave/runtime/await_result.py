@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import NoReturn, Self
 
-__all__ = ["AwaitResult", "forbid_waiting", "waiting_is_forbidden"]
+__all__ = ["AwaitResult", "DroppedAtExit", "forbid_waiting", "park_daemon_thread", "waiting_is_forbidden"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -54,6 +55,23 @@ def forbid_waiting(forbidden: bool = True) -> None:
 def waiting_is_forbidden() -> bool:
     """Tell whether the calling thread belongs to the runtime, so that ``wait()`` raises in it."""
     return _this_thread.forbidden
+
+
+class DroppedAtExit(RuntimeError):  # noqa: N818  an event, told to very few
+    """The request was unfinished when its time at the interpreter's end was up."""
+
+    def __init__(self) -> None:
+        super().__init__("the request was dropped because the interpreter is exiting")
+
+
+def park_daemon_thread() -> None:
+    """Hold a daemon thread back for a second where it is about to hear that the interpreter is exiting.
+
+    The interpreter freezes daemon threads a moment later. An exception at once would only print the traceback of
+    a program that ended well.
+    """
+    if threading.current_thread().daemon and not _this_thread.forbidden:
+        time.sleep(1.0)
 
 
 class AwaitResult(Awaitable[T_co], Generic[T_co]):
@@ -167,6 +185,8 @@ class AwaitResult(Awaitable[T_co], Generic[T_co]):
     def _raise(self) -> NoReturn:
         """Raise the exception of a failed handle."""
         exception: BaseException = self._exception or RuntimeError("the request has not failed")
+        if isinstance(exception, DroppedAtExit):
+            park_daemon_thread()
         try:
             # With the stored traceback: a bare raise would append this observation's frames to the last ones.
             raise exception.with_traceback(self._traceback)

@@ -10,13 +10,12 @@ import asyncio
 import contextvars
 import logging
 import threading
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
 
-from strideweave.runtime.await_result import forbid_waiting, waiting_is_forbidden
+from strideweave.runtime.await_result import forbid_waiting, park_daemon_thread
 from strideweave.runtime.locks import settling_lock
 
 if TYPE_CHECKING:
@@ -180,7 +179,7 @@ class EventLoop:
             self._closed = True
             self._up.set()
             for scope in tuple(self.scopes):
-                scope.fail_pending("the StrideWeave runtime has ended", cause=self._crash)
+                scope.fail_pending(self._explain)
 
     async def _serve(self) -> None:
         self._context = contextvars.copy_context()
@@ -191,6 +190,11 @@ class EventLoop:
             if not self._stop_asked:
                 await self._stopping.wait()
             self.root.cancel_scope.cancel()
+
+    def _explain(self) -> RuntimeError:
+        error = RuntimeError("the StrideWeave runtime has ended")
+        error.__cause__ = self._crash
+        return error
 
     def _stop(self) -> None:
         self._stopping.set()
@@ -269,10 +273,7 @@ def refuse_work() -> NoReturn:
         RuntimeError: always.
     """
     if process.ended:
-        if threading.current_thread().daemon and not waiting_is_forbidden():
-            # The interpreter is about to freeze the daemon threads. Raising at once would print the traceback
-            # of a program that ended well.
-            time.sleep(1.0)
+        park_daemon_thread()
         raise RuntimeError(
             "the interpreter is exiting and the StrideWeave runtime has ended; no request can start"
         )

@@ -23,7 +23,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from strideweave.runtime.await_result import forbid_waiting
+from strideweave.runtime.await_result import DroppedAtExit, forbid_waiting
 from strideweave.runtime.event_loop import process
 from strideweave.runtime.locks import settling_lock, short_lock
 
@@ -76,7 +76,7 @@ class _Lifecycle:
         dropped = False
         for scope in tuple(runtime.scopes):
             dropped = dropped or scope.pending > 0
-            scope.fail_pending("the request was dropped because the interpreter is exiting", wake=False)
+            scope.fail_pending(DroppedAtExit)
         runtime.ask_to_stop()
         runtime.join(_STUCK_JOIN_SECONDS if dropped else _JOIN_SECONDS)
         runtime.close_services()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from strideweave.errors import PendingWorkError, ReleasedError
-from strideweave.runtime.await_result import waiting_is_forbidden
+from strideweave.runtime.await_result import DroppedAtExit, waiting_is_forbidden
 from strideweave.runtime.event_loop import current_runtime
 from strideweave.runtime.locks import settling_lock, short_lock
 
@@ -90,14 +90,17 @@ class _Request:
     def settle(self, value: Any, error: BaseException | None, *, wake: bool = True) -> None:
         """End the request; only the first call counts.
 
+        A request dropped at the interpreter's end wakes nobody: only daemon threads can still sleep on it, and
+        they would race the end to print a traceback.
+
         Args:
             value: the outcome without an error.
             error: the outcome otherwise.
-            wake: False leaves sleeping observers asleep, where waking them could only do harm. A failure
-                while the loop stops never wakes them: only daemon threads can be asleep then, and they would
-                race the interpreter's end to print a traceback.
+            wake: False leaves sleeping observers asleep, where waking them could only do harm.
         """
         handle = self.handle
+        if error is not None and self.scope.is_stopping:
+            error = DroppedAtExit()  # what failed is the loop
         with settling_lock:
             if self.settled:
                 return
@@ -108,7 +111,7 @@ class _Request:
                 self.scope.forget(self, failed=error is not None)
                 handle._settle(value, error)
             del self.function, self.args, self.cleanup  # a task that is stuck must not keep the carrier alive
-        if wake and (error is None or not self.scope.is_stopping):
+        if wake and not isinstance(error, DroppedAtExit):
             handle._wake()
 
     def _clean_up(self, cleanup: Callable[[], None], error: BaseException | None) -> BaseException | None:
@@ -282,21 +285,18 @@ class TaskScope:
             runtime.finished += 1
             runtime.failed += failed
 
-    def fail_pending(self, message: str, *, cause: BaseException | None = None, wake: bool = True) -> None:
-        """End every unfinished request with a RuntimeError of its own."""
+    def fail_pending(self, make_error: Callable[[], BaseException], *, wake: bool = True) -> None:
+        """End every unfinished request with an error of its own."""
         with short_lock:
             requests = list(self._pending)
         for request in requests:
-            error = RuntimeError(message)
-            error.__cause__ = cause
-            request.settle(None, error, wake=wake)
+            request.settle(None, make_error(), wake=wake)
 
     def lost_in_fork(self) -> None:
         """In a forked child, fail the unfinished requests (the parent runs them) and let go of its loop."""
-        self.fail_pending(
-            "the request was started before fork() and runs in the parent; start it again in the child",
-            wake=False,  # whoever sleeps on it is the parent's thread, or a loop on the parent's sockets
-        )
+        message = "the request was started before fork() and runs in the parent; start it again in the child"
+        # Whoever sleeps on it is the parent's thread, or a loop on the parent's sockets: wake nobody.
+        self.fail_pending(lambda: RuntimeError(message), wake=False)
         self._runtime = None
         self._reset_group()
 
