@@ -37,6 +37,7 @@ from strideweave.errors import (
     TileConflictError,
 )
 from strideweave.layout import Layout, Shape, Stride, column_major, row_major
+from strideweave.operations.comparison import clamp, eq, le, lt, maximum, minimum, ne, select
 from strideweave.operations.contraction import matmul
 from strideweave.operations.elementwise import (
     add,
@@ -52,8 +53,30 @@ from strideweave.operations.elementwise import (
     sub,
     tanh,
 )
-from strideweave.operations.indexing import gather
-from strideweave.operations.reduction import argmax, reduce_max, reduce_mean, reduce_sum
+from strideweave.operations.functions import (  # the names of the operations, NumPy's too
+    abs,  # noqa: A004
+    cos,
+    erf,
+    log,
+    pow,  # noqa: A004
+    recip,
+    relu,
+    sigmoid,
+    sign,
+    silu,
+    sin,
+    softplus,
+)
+from strideweave.operations.indexing import gather, scatter_add
+from strideweave.operations.reduction import (
+    argmax,
+    argmin,
+    cumsum,
+    reduce_max,
+    reduce_mean,
+    reduce_min,
+    reduce_sum,
+)
 from strideweave.operations.views import broadcast_to, permute, reshape, squeeze, unsqueeze
 from strideweave.runtime.await_result import AwaitResult
 from strideweave.tensor import Tensor
@@ -94,36 +117,60 @@ __all__ = [
     "TiledEvictable",
     "TiledResidencyFacet",
     "Transfer",
+    "abs",
     "add",
     "arange",
     "argmax",
+    "argmin",
     "asarray",
     "broadcast_to",
+    "clamp",
     "column_major",
+    "cos",
+    "cumsum",
     "div",
     "elementwise_mul",
+    "eq",
+    "erf",
     "exp",
     "from_numpy",
     "full",
     "gather",
     "gelu",
     "is_grad_enabled",
+    "le",
+    "log",
+    "lt",
     "matmul",
+    "maximum",
+    "minimum",
     "move",
     "move_async",
     "mul",
+    "ne",
     "neg",
     "no_grad",
     "ones",
     "permute",
+    "pow",
+    "recip",
     "reduce_max",
     "reduce_mean",
+    "reduce_min",
     "reduce_sum",
+    "relu",
     "reshape",
     "row_major",
     "rsqrt",
+    "scatter_add",
+    "select",
     "set_grad_enabled",
+    "sigmoid",
+    "sign",
+    "silu",
+    "sin",
     "softmax",
+    "softplus",
     "sqrt",
     "squeeze",
     "sub",

@@ -35,4 +35,4 @@ class NumpyOperation(CarrierOperation):
     def _array(operand: Any, bound: BoundOperation) -> NDArray[Any]:
         if isinstance(operand, Operand):
             return operand.numpy()
-        return bound.result.dtype.convert(operand)
+        return bound.scalar_dtype.convert(operand)

@@ -1,7 +1,7 @@
-"""The error function, which NumPy does not have, and the activation built on it.
+"""The error function, which NumPy does not have, and activations in their stable forms.
 
-Both run in chunks that stay in the second-level cache: a whole-array pass per arithmetic step would
-be bound by memory.
+All run in chunks that stay in the second-level cache: a whole-array pass per arithmetic step would be
+bound by memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Function = Callable[[NDArray[Any], NDArray[Any]], None]
 
-__all__ = ["erf", "gelu"]
+__all__ = ["erf", "gelu", "sigmoid", "silu", "softplus"]
 
 CHUNK = 32 * 1024
 """Elements: four temporaries of float32 then take 512 KiB."""
@@ -114,6 +114,33 @@ def gelu(x: NDArray[Any], *, approximate: bool) -> NDArray[Any]:
         return _in_chunks(x, chunk)
 
 
+def sigmoid(x: NDArray[Any]) -> NDArray[Any]:
+    """Logistic function of every element, as a fresh C-ordered array of float32 or float64."""
+    return _in_chunks(x, _sigmoid)
+
+
+def silu(x: NDArray[Any]) -> NDArray[Any]:
+    """Every element times its logistic function, as a fresh C-ordered array of float32 or float64."""
+
+    def chunk(values: NDArray[Any], out: NDArray[Any]) -> None:
+        _sigmoid(values, out)
+        out *= values
+
+    with np.errstate(invalid="ignore"):  # -inf times 0 is NaN, as the formula has it
+        return _in_chunks(x, chunk)
+
+
+def softplus(x: NDArray[Any]) -> NDArray[Any]:
+    """Logarithm of one plus the exponential, as a fresh C-ordered array of float32 or float64."""
+
+    def chunk(values: NDArray[Any], out: NDArray[Any]) -> None:
+        _decay(values, out)
+        np.log1p(out, out=out)
+        out += np.maximum(values, 0)
+
+    return _in_chunks(x, chunk)
+
+
 def _in_chunks(x: NDArray[Any], function: Function) -> NDArray[Any]:
     flat = np.ascontiguousarray(x).reshape(-1)
     result = np.empty(x.shape, x.dtype)
@@ -121,6 +148,21 @@ def _in_chunks(x: NDArray[Any], function: Function) -> NDArray[Any]:
     for start in range(0, flat.size, CHUNK):
         function(flat[start : start + CHUNK], out[start : start + CHUNK])
     return result
+
+
+def _decay(x: NDArray[Any], out: NDArray[Any]) -> None:
+    """exp(-abs(x)), which is at most 1 and so never overflows."""
+    np.abs(x, out=out)
+    np.negative(out, out=out)
+    np.exp(out, out=out)
+
+
+def _sigmoid(x: NDArray[Any], out: NDArray[Any]) -> None:
+    _decay(x, out)
+    total = out + 1
+    # e / (1 + e) on the left, 1 / (1 + e) on the right: neither subtracts nearly equal numbers.
+    np.copyto(out, 1, where=x >= 0)
+    out /= total
 
 
 def _erf_single(x: NDArray[Any], out: NDArray[Any]) -> None:

@@ -54,10 +54,12 @@ class Inferred:
     Attributes:
         result: shape and dtype of the result.
         options: the options in normal form (axes counted from the front, defaults filled in).
+        scalar_dtype: the dtype that scalar operands take on; None means the result's.
     """
 
     result: Signature
     options: Mapping[str, Any] = field(default_factory=dict)
+    scalar_dtype: DType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class BoundOperation:
         tensors: the operands that are tensors.
         options: the options in normal form.
         result: shape and dtype of the result.
+        scalar_dtype: the dtype that scalar operands take on.
     """
 
     definition: OperationDefinition
@@ -92,6 +95,7 @@ class BoundOperation:
     tensors: tuple[Operand, ...]
     options: Mapping[str, Any]
     result: Signature
+    scalar_dtype: DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,8 @@ class OperationDefinition:
         ]
         inferred = self.infer(*seen, **options)
         tensors = tuple(operand for operand in operands if isinstance(operand, Operand))
-        return BoundOperation(self, operands, tensors, inferred.options, inferred.result)
+        scalar_dtype = inferred.scalar_dtype or inferred.result.dtype
+        return BoundOperation(self, operands, tensors, inferred.options, inferred.result, scalar_dtype)
 
     def _operand(self, value: object, position: int) -> Operand | Scalar:
         if isinstance(value, Operand):

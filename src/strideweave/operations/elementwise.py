@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from strideweave.dtype import DType
 from strideweave.operations.definition import (
     Inferred,
     OperationDefinition,
@@ -25,6 +24,7 @@ from strideweave.operations.rules import (
     infer_float,
     infer_same,
     numeric,
+    quotient,
     same,
 )
 from strideweave.operations.shapes import normal_axis
@@ -159,10 +159,6 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     return apply("softmax", x, axis=axis)
 
 
-def _quotient(name: str, dtype: DType) -> DType:
-    return dtype if dtype.is_differentiable else DType.Float64
-
-
 def _infer_gelu(x: Signature, *, approximate: bool = False) -> Inferred:
     if not isinstance(approximate, bool):
         raise TypeError(f"gelu: approximate must be a bool, found {type(approximate).__name__}")
@@ -180,7 +176,7 @@ DEFINITIONS = (
     OperationDefinition("sub", BINARY, partial(infer_binary, "sub", numeric)),
     OperationDefinition("mul", BINARY, partial(infer_binary, "mul", same)),
     OperationDefinition("elementwise_mul", TENSORS, partial(infer_binary, "elementwise_mul", same)),
-    OperationDefinition("div", BINARY, partial(infer_binary, "div", _quotient)),
+    OperationDefinition("div", BINARY, partial(infer_binary, "div", quotient)),
     OperationDefinition("neg", UNARY, partial(infer_same, "neg", numeric)),
     OperationDefinition("sqrt", UNARY, infer_float),
     OperationDefinition("rsqrt", UNARY, infer_float),

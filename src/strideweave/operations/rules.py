@@ -14,7 +14,17 @@ if TYPE_CHECKING:
 
     from strideweave.operations.definition import Scalar
 
-__all__ = ["BINARY", "TENSORS", "UNARY", "infer_binary", "infer_float", "infer_same", "numeric", "same"]
+__all__ = [
+    "BINARY",
+    "TENSORS",
+    "UNARY",
+    "infer_binary",
+    "infer_float",
+    "infer_same",
+    "numeric",
+    "quotient",
+    "same",
+]
 
 UNARY = (("tensor",),)
 TENSORS = (("tensor", "tensor"),)
@@ -64,3 +74,9 @@ def numeric(name: str, dtype: DType) -> DType:
     if dtype is DType.Bool:
         raise TypeError(f"{name} is not defined for Bool; convert to an integer or floating dtype first")
     return dtype
+
+
+def quotient(name: str, dtype: DType) -> DType:
+    """Let floats pass; everything else divides in Float64."""
+    del name
+    return dtype if dtype.is_differentiable else DType.Float64

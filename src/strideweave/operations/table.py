@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from strideweave.operations import contraction, elementwise, indexing, reduction, views
+from strideweave.operations import comparison, contraction, elementwise, functions, indexing, reduction, views
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +17,7 @@ __all__ = ["OPERATIONS"]
 OPERATIONS: Mapping[str, OperationDefinition] = MappingProxyType(
     {
         definition.name: definition
-        for room in (elementwise, reduction, contraction, indexing, views)
+        for room in (elementwise, functions, comparison, reduction, contraction, indexing, views)
         for definition in room.DEFINITIONS
     }
 )
