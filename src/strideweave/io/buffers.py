@@ -61,7 +61,7 @@ def aligned_array(nbytes: int) -> NDArray[np.uint8]:
     if count >= MAPPED_BYTES:
         return Buffer(count).array
     padded = np.zeros(count + ALIGNMENT - 1, dtype=np.uint8)
-    start = -padded.ctypes.data % ALIGNMENT
+    start = -padded.__array_interface__["data"][0] % ALIGNMENT  # half the price of ctypes.data
     return padded[start : start + count]
 
 

@@ -140,6 +140,10 @@ class CompactGeometry:
             IndexError: the selection has no such position. Nothing was copied.
         """
         self._check(tiles, positions, compact)
+        if self.contiguous and len(tiles) == 1:
+            start = self.start(positions[0])
+            compact[start : start + self.tile_size] = tiles[0]
+            return
         self._copy(tiles, self._starts(positions), compact)
 
     def copy_out(self, tiles: Sequence[Slots], positions: Sequence[int], compact: Slots) -> None:

@@ -69,6 +69,7 @@ class Ledger:
         self.changing: npt.NDArray[np.bool_] = np.zeros(grid.tile_count, np.bool_)
         self.moving: npt.NDArray[np.bool_] = np.zeros(grid.tile_count, np.bool_)
         self._entries: dict[LedgerEntry, None] = {}
+        self._residency_entries = 0  # while there is none, nothing is ``changing``
         self._watchers: list[tuple[Ordinals, AwaitResult[None]]] = []
         self._nothing: Ordinals = np.empty(0, np.int64)
 
@@ -87,10 +88,11 @@ class Ledger:
         Raises:
             TileConflictError: a residency request covers one of the tiles.
         """
-        blocked = self.changing[ordinals]
-        if blocked.any():
-            raise self._conflict(kind, ordinals[blocked])
-        self.needed[ordinals] += 1
+        if self._residency_entries:
+            blocked = self.changing[ordinals]
+            if blocked.any():
+                raise self._conflict(kind, ordinals[blocked])
+        self._need(ordinals, 1)
         return self._admit(LedgerEntry(kind, ordinals, self._nothing))
 
     def enter_residency(
@@ -109,6 +111,7 @@ class Ledger:
         """
         self.check_residency(kind, ordinals, would_change)
         self.changing[ordinals] = True
+        self._residency_entries += 1
         return self._admit(LedgerEntry(kind, self._nothing, ordinals))
 
     def check_residency(self, kind: str, ordinals: Ordinals, would_change: npt.NDArray[np.bool_]) -> None:
@@ -153,7 +156,7 @@ class Ledger:
     def drop_needs(self, entry: LedgerEntry) -> None:
         """Say that ``entry`` no longer needs its tiles; it stays listed until ``leave``."""
         needs, entry.needs = entry.needs, self._nothing
-        self.needed[needs] -= 1
+        self._need(needs, -1)
 
     def leave(self, entry: LedgerEntry) -> list[AwaitResult[None]]:
         """Strike ``entry`` off, whatever became of it; a second call does nothing.
@@ -164,7 +167,9 @@ class Ledger:
         if self._entries.pop(entry, self) is self:
             return []
         self.drop_needs(entry)
-        self.changing[entry.changes] = False
+        if len(entry.changes):
+            self.changing[entry.changes] = False
+            self._residency_entries -= 1
         if entry.moves:
             self.moving[list(entry.moves)] = False
             entry.moves.clear()
@@ -177,6 +182,12 @@ class Ledger:
         freed = [watch for watch in self._watchers if not self._held(watch[0])]
         self._watchers = [watch for watch in self._watchers if self._held(watch[0])]
         return [handle for _, handle in freed]
+
+    def _need(self, ordinals: Ordinals, more: int) -> None:
+        if len(ordinals) == 1:  # a quarter of the price
+            self.needed[ordinals[0]] += more
+        elif len(ordinals):
+            self.needed[ordinals] += more
 
     def _admit(self, entry: LedgerEntry) -> LedgerEntry:
         self._entries[entry] = None

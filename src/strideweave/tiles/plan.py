@@ -7,11 +7,11 @@ requests may fetch or drop tiles in between.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from strideweave.tiles.coordinates import NO_ORDINALS
 from strideweave.tiles.policy import ResidencyPlan, ResidencyPolicy
 
 if TYPE_CHECKING:
@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["RequestPlan", "plan_request"]
 
 
-def _no_tiles() -> Ordinals:
-    return np.empty(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RequestPlan:
+class RequestPlan(NamedTuple):
     """Tiles by what a request does with them; every field holds distinct ordinals.
 
     Attributes:
@@ -38,16 +33,30 @@ class RequestPlan:
         passing: required tiles that do not stay: those missing stream past the primary tier, those resident
             are evicted when the request no longer needs them.
         extra: tiles to make primary before the request consumes values, though it does not need them.
-        retain: tiles that stay primary until the request is terminal, where they are primary.
+        retain: tiles that stay primary until the request is terminal, where they are primary; required ones
+            do so anyway.
         early: tiles that the request does not need and that are evicted before anything is fetched, so that
             a policy's bound holds at every instant.
     """
 
     required: Ordinals
-    passing: Ordinals = field(default_factory=_no_tiles)
-    extra: Ordinals = field(default_factory=_no_tiles)
-    retain: Ordinals = field(default_factory=_no_tiles)
-    early: Ordinals = field(default_factory=_no_tiles)
+    passing: Ordinals = NO_ORDINALS
+    extra: Ordinals = NO_ORDINALS
+    retain: Ordinals = NO_ORDINALS
+    early: Ordinals = NO_ORDINALS
+
+    @property
+    def staying(self) -> Ordinals:
+        """The required tiles that stay in the primary tier, in the request's order."""
+        if not len(self.passing):
+            return self.required
+        return self.required[~self.is_passing()]
+
+    def is_passing(self) -> npt.NDArray[np.bool_]:
+        """Tell for each required tile whether it does not stay."""
+        if self.passing is self.required:
+            return np.ones(len(self.required), np.bool_)
+        return np.isin(self.required, self.passing)
 
 
 def plan_request(
@@ -76,8 +85,12 @@ def plan_request(
             f"{type(policy).__name__}.plan() for {purpose} returned {type(answer).__name__}; "
             "a policy returns a ResidencyPlan"
         )
-    promote, retain, evict = (part.bind(grid) for part in (answer.promote, answer.retain, answer.evict))
-    passing, early = _split(evict, required)
+    # Policies hand the very set they were given back wherever all of it has one fate: the quick way.
+    promote, retain, evict = (
+        NO_ORDINALS if part is tiles else part.bind(grid)
+        for part in (answer.promote, answer.retain, answer.evict)
+    )
+    passing, early = (required, evict) if answer.evict is tiles else _split(evict, required)
     _, extra = _split(promote, required)
     return RequestPlan(required, passing=passing, extra=extra, retain=retain, early=early)
 

@@ -52,6 +52,9 @@ class TileState:
     dirty: bool
 
 
+# Plain numbers to compare with: looking up a member of an enumeration takes longer than comparing a few tiles.
+_NONE, _IMPLICIT, _SECONDARY, _PRIMARY = (int(location) for location in Location)
+
 _NAMES: Mapping[Location, Literal["primary", "secondary", "implicit", "none"]] = {
     Location.NONE: "none",
     Location.IMPLICIT: "implicit",
@@ -81,17 +84,17 @@ class ResidencyTable:
 
     def is_valid(self, ordinals: Ordinals) -> Mask:
         """Tell for each tile whether it has a value."""
-        valid: Mask = self._location[ordinals] != Location.NONE
+        valid: Mask = self._location[ordinals] != _NONE
         return valid
 
     def is_resident(self, ordinals: Ordinals) -> Mask:
         """Tell for each tile whether its value is in the primary tier."""
-        resident: Mask = self._location[ordinals] == Location.PRIMARY
+        resident: Mask = self._location[ordinals] == _PRIMARY
         return resident
 
     def is_implicit(self, ordinals: Ordinals) -> Mask:
         """Tell for each tile whether it is a zero without storage."""
-        implicit: Mask = self._location[ordinals] == Location.IMPLICIT
+        implicit: Mask = self._location[ordinals] == _IMPLICIT
         return implicit
 
     def is_dirty(self, ordinals: Ordinals) -> Mask:
@@ -123,7 +126,7 @@ class ResidencyTable:
         """The primary tier has the values now; what was implicit there is dirty, the rest is clean."""
         implicit = self.is_implicit(ordinals)
         self._resident += int(np.count_nonzero(~self.is_resident(ordinals)))
-        self._location[ordinals] = Location.PRIMARY
+        self._location[ordinals] = _PRIMARY
         self._dirty[ordinals[implicit]] = True
 
     def commit_write(self, ordinal: int) -> None:
@@ -137,4 +140,4 @@ class ResidencyTable:
     def commit_drop(self, ordinals: Ordinals) -> None:
         """Clean resident tiles leave the primary tier."""
         self._resident -= len(ordinals)
-        self._location[ordinals] = Location.SECONDARY
+        self._location[ordinals] = _SECONDARY

@@ -62,12 +62,13 @@ class TileSelection(Immutable):
         ((7, 4), (2, 4), (7, 9), (2, 9))
     """
 
-    __slots__ = ("__weakref__", "_axes", "_bound", "_coordinates", "_counts", "_per_axis")
+    __slots__ = ("__weakref__", "_axes", "_bound", "_coordinates", "_counts", "_per_axis", "_tile_set")
     _axes: tuple[Axis, ...]
     _bound: tuple[TileGrid, NDArray[np.int64]] | None
     _coordinates: tuple[Coordinate, ...] | None
     _counts: tuple[int, ...]
     _per_axis: tuple[Coordinate, ...] | None
+    _tile_set: TileSet | None
 
     def __init__(self, per_axis: Iterable[Iterable[SupportsIndex]]) -> None:
         axes = tuple([to_axis(values, number) for number, values in enumerate(iterate(per_axis, "per_axis"))])
@@ -76,7 +77,7 @@ class TileSelection(Immutable):
         for number, axis in enumerate(axes):
             check_axis(axis, number)
         counts = tuple(map(len, axes))
-        self._set(_axes=axes, _counts=counts, _bound=None, _coordinates=None, _per_axis=None)
+        self._set(_axes=axes, _counts=counts, _bound=None, _coordinates=None, _per_axis=None, _tile_set=None)
 
     @property
     def per_axis(self) -> tuple[tuple[int, ...], ...]:
@@ -108,8 +109,12 @@ class TileSelection(Immutable):
 
     @property
     def tile_set(self) -> TileSet:
-        """The selected tiles as a `TileSet`, their order forgotten."""
-        return TileSet._from_axes(tuple(map(ascending, self._axes)), len(self))
+        """The selected tiles as a `TileSet`, their order forgotten (made on first use)."""
+        made = self._tile_set
+        if made is None:
+            made = TileSet._from_axes(tuple(map(ascending, self._axes)), len(self))
+            self._set(_tile_set=made)
+        return made
 
     def bind(self, grid: TileGrid) -> NDArray[np.int64]:
         """Give the ordinals of the selected tiles in ``grid``, in compact order, read-only.

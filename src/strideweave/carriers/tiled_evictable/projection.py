@@ -14,13 +14,12 @@ import numpy as np
 
 from strideweave.autograd import is_grad_enabled
 from strideweave.carriers.base import Carrier
-from strideweave.carriers.tiled_evictable.store import tile_rows
 from strideweave.carriers.tiled_evictable.traffic import Changes
 from strideweave.errors import ImmutableError, OwnershipError, ReleasedError
 from strideweave.runtime.await_result import AwaitResult
 from strideweave.runtime.workers import INLINE_BYTES, run_jobs
 from strideweave.tensor import Tensor
-from strideweave.tiles.gather import CompactGeometry
+from strideweave.tiles.coordinates import NO_ORDINALS
 from strideweave.tiles.plan import RequestPlan, plan_request
 from strideweave.tiles.selection import TileSelection
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
     from strideweave.carriers.tiled_evictable.traffic import TileTraffic
+    from strideweave.tiles.gather import CompactGeometry
     from strideweave.tiles.ledger import LedgerEntry
 
     Ordinals = npt.NDArray[np.int64]
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AwaitProjection", "start_projection"]
 
+_FEW_TILES = 8  # up to this many, copying tile by tile takes less time than preparing to copy them together
 _PIECE_BYTES = 2 << 20  # copies above INLINE_BYTES are cut into pieces of this size for the workers
 
 
@@ -62,11 +63,15 @@ def start_projection(
             "carrier.select({axis: coordinates}) makes one"
         )
     required = selection.bind(traffic.grid)
-    geometry = CompactGeometry.of(traffic.grid, placement, selection)
+    geometry = carrier._geometry(placement, selection)
     token = object()
     if destination is not None:
         _check_destination(carrier, destination, geometry.size)
-    plan = plan_request(carrier.residency_policy, traffic.grid, required, selection.tile_set, "projection")
+    policy = carrier.residency_policy
+    if policy is None:
+        plan = RequestPlan(required)
+    else:
+        plan = plan_request(policy, traffic.grid, required, selection.tile_set, "projection")
     if destination is not None:
         destination._claim(token)
 
@@ -143,40 +148,46 @@ class _Projection:
         return Tensor(gathered, 0, self.geometry.layout, requires_grad=self.requires_grad)
 
     async def _gather(self) -> Carrier:
-        size = self.geometry.size
-        passing = np.isin(self.plan.required, self.plan.passing)
-        streams = bool((passing & ~self.traffic.table.is_resident(self.plan.required)).any())
-        if self.destination is None:
-            target = self._allocate(size)
-        elif streams:
-            # A read may still fail, and a failed request leaves the destination's values as they were.
-            target = self._allocate(size)
-        else:
-            target = self._open_destination(size)
-        compact = _flat(target, size)
-        stays = np.flatnonzero(~passing) if streams else np.arange(len(self.plan.required))
-        await self._copy_resident(stays, compact)
-        if streams:
-            await self._copy_streamed(np.flatnonzero(passing), compact)
+        at_hand, streamed = self._positions()
+        # A read may still fail, and a failed request leaves the destination's values as they were.
+        aside = self.destination is None or len(streamed)
+        target = self._allocate() if aside else self._open_destination()
+        compact = self._flat(target)
+        await self._copy_resident(at_hand, compact)
+        if len(streamed):
+            await self._copy_streamed(streamed, compact)
             if self.destination is not None:
-                target = self._open_destination(size)
-                await self.traffic.copy([(_flat(target, size), compact)])
+                target = self._open_destination()
+                await self.traffic.copy([(self._flat(target), compact)])
         return target
 
-    def _allocate(self, size: int) -> Carrier:
-        return self.traffic.prototype.allocate_like(size, mutable=True, empty=True)
+    def _positions(self) -> tuple[Ordinals, Ordinals]:
+        """The positions of the tiles to copy from the primary tier, and of those to stream past it."""
+        plan = self.plan
+        if len(plan.passing) and not self.traffic.table.is_resident(plan.passing).all():
+            passing = plan.is_passing()
+            return np.flatnonzero(~passing), np.flatnonzero(passing)
+        return np.arange(len(plan.required)), NO_ORDINALS
 
-    def _open_destination(self, size: int) -> Carrier:
+    def _allocate(self) -> Carrier:
+        return self.traffic.prototype.allocate_like(self.geometry.size, mutable=True, empty=True)
+
+    def _flat(self, carrier: Carrier) -> Flat:
+        return carrier._bytes().view(self.traffic.unit)[: self.geometry.size]
+
+    def _open_destination(self) -> Carrier:
         destination = self.destination
         if destination is None:
             raise RuntimeError("this projection has no destination; this is a defect")
         if destination.size() == 0:
-            destination._allocate_in_place(size)
+            destination._allocate_in_place(self.geometry.size)
         return destination
 
     async def _copy_resident(self, positions: Ordinals, compact: Flat) -> None:
-        ordinals = self.plan.required[positions]
-        if not len(ordinals):
+        required = self.plan.required
+        ordinals = required if len(positions) == len(required) else required[positions]
+        if len(ordinals) <= _FEW_TILES and len(ordinals) * self.traffic.tile_bytes <= INLINE_BYTES:
+            self.geometry.copy_in(self.traffic.rows(ordinals), positions.tolist(), compact)
             return
         with self.traffic.lock:
             blocks = self.traffic.primary.blocks(ordinals)
@@ -202,7 +213,3 @@ class _Projection:
                 self.geometry.copy_in(rows, at, compact)
 
         await self.traffic.stream(ordinals, consume)
-
-
-def _flat(carrier: Carrier, size: int) -> Flat:
-    return tile_rows(carrier, 1).reshape(-1)[:size]

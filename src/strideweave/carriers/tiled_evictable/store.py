@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from strideweave.tiles.grid import TileGrid
 
     Ordinals = npt.NDArray[np.int64]
+    TileRow = npt.NDArray[np.unsignedinteger]
 
 __all__ = ["AdoptedStore", "Block", "Leftovers", "PrimaryStore", "SecondaryStore", "SlabStore"]
 
@@ -83,8 +84,11 @@ class PrimaryStore(Protocol):
     def places(self, ordinals: Ordinals) -> Iterator[tuple[Carrier, int]]:
         """For each tile, the carrier that holds it and its first slot there."""
 
+    def rows(self, ordinals: Ordinals) -> list[TileRow]:
+        """The tiles, each as an array of its own."""
+
     def blocks(self, ordinals: Ordinals) -> list[Block]:
-        """The tiles as rows of arrays."""
+        """The tiles as rows of arrays, for whoever moves many."""
 
     def release(self) -> None:
         """Give everything back."""
@@ -176,6 +180,11 @@ class SlabStore:
         for place in self._place[ordinals].tolist():
             slab, row = divmod(place, self._per_slab)
             yield self._slabs[slab].carrier, row * self._tile_size
+
+    def rows(self, ordinals: Ordinals) -> list[TileRow]:
+        """The tiles, each a row of its slab."""
+        slabs, per_slab = self._slabs, self._per_slab
+        return [slabs[place // per_slab].rows[place % per_slab] for place in self._place[ordinals].tolist()]
 
     def blocks(self, ordinals: Ordinals) -> list[Block]:
         """The tiles as rows of their slabs, in ascending slab order."""
@@ -272,6 +281,15 @@ class AdoptedStore:
         away = self._slabs.places(ordinals[~home])
         for ordinal, at_home in zip(ordinals.tolist(), home.tolist(), strict=True):
             yield (self._carrier, ordinal * self._tile_size) if at_home else next(away)
+
+    def rows(self, ordinals: Ordinals) -> list[TileRow]:
+        """The tiles, each a row of the adopted array or of a slab."""
+        home = self._home[ordinals]
+        away = iter(self._slabs.rows(ordinals[~home]))
+        return [
+            self._rows[ordinal] if at_home else next(away)
+            for ordinal, at_home in zip(ordinals.tolist(), home.tolist(), strict=True)
+        ]
 
     def blocks(self, ordinals: Ordinals) -> list[Block]:
         """The tiles as rows of the adopted array and of the slabs."""
