@@ -139,7 +139,7 @@ class _WouldWaitError(Exception):
 
 def _run(spans: Sequence[FileSpan], call: SystemCall, *, writing: bool, cached: bool = False) -> int:
     """Move spans in order; return how many were moved, which is all of them unless ``cached`` ended it."""
-    most = MAX_BUFFERS
+    most_buffers, most_bytes = MAX_BUFFERS, MAX_CALL_BYTES
     place, count = 0, len(spans)
     mover: _FileMover | None = None
     try:
@@ -150,7 +150,7 @@ def _run(spans: Sequence[FileSpan], call: SystemCall, *, writing: bool, cached: 
             buffers, end = [buffer], offset + buffer.nbytes
             while place < count:
                 follower, start, buffer = spans[place]
-                if start != end or follower is not file or len(buffers) == most:
+                if start != end or follower is not file or len(buffers) == most_buffers:
                     break
                 buffers.append(buffer)
                 end += buffer.nbytes
@@ -159,7 +159,17 @@ def _run(spans: Sequence[FileSpan], call: SystemCall, *, writing: bool, cached: 
                 if mover is not None:
                     mover.count()
                 mover = _FileMover(file, call, writing=writing, cached=cached)
-            mover.move(buffers, offset, end - offset)
+            # The usual case, one call that moves everything, without another function: it is most of the cost.
+            wanted = end - offset
+            try:
+                got = call(mover.number, buffers, offset) if 0 < wanted <= most_bytes else 0
+            except OSError:
+                got = 0  # `finish` makes the call again and says what is wrong
+            if got:
+                mover.calls += 1
+                mover.moved += got
+            if got != wanted:
+                mover.finish(buffers, offset, wanted, got)
     except _WouldWaitError:
         return first
     finally:
@@ -171,36 +181,37 @@ def _run(spans: Sequence[FileSpan], call: SystemCall, *, writing: bool, cached: 
 class _FileMover:
     """Moves runs of bytes between one file and memory, wholly or with an error, and counts what it did."""
 
-    __slots__ = ("_cached", "_call", "_calls", "_held", "_moved", "_writing", "file")
+    __slots__ = ("_cached", "_call", "_held", "_writing", "calls", "file", "moved", "number")
 
     def __init__(self, file: OpenFile, call: SystemCall, *, writing: bool, cached: bool) -> None:
         if writing:
             file.require_writable()
         self.file = file
         self._held = file.descriptor()  # keeps the descriptor's number ours until the last call is over
+        self.number = self._held.number
         self._call = call
         self._writing = writing
         self._cached = cached
-        self._calls = self._moved = 0
+        self.calls = self.moved = 0
 
-    def move(self, buffers: list[NDArray[np.uint8]], offset: int, wanted: int) -> None:
-        """Move ``wanted`` bytes, all that ``buffers`` hold, from or to ``offset``."""
-        done = 0
+    def finish(self, buffers: list[NDArray[np.uint8]], offset: int, wanted: int, done: int) -> None:
+        """Move what is left of the ``wanted`` bytes that ``buffers`` hold, the first ``done`` being moved."""
+        buffers = _behind(buffers, done)
         while done < wanted:
             batch = buffers if wanted - done <= MAX_CALL_BYTES else _front(buffers, MAX_CALL_BYTES)
             try:
-                got = self._call(self._held.number, batch, offset + done)
+                got = self._call(self.number, batch, offset + done)
             except InterruptedError:
                 continue
             except OSError as error:
                 if self._cached:
-                    self._moved -= done  # the whole run will be read again, and counted then
+                    self.moved -= done  # the whole run will be read again, and counted then
                     raise _WouldWaitError from None
                 raise self._failure(error, offset, wanted, done) from error
             if got <= 0:
                 raise self._stuck(offset, wanted, done)
-            self._calls += 1
-            self._moved += got
+            self.calls += 1
+            self.moved += got
             done += got
             if done < wanted:
                 buffers = _behind(buffers, got)
@@ -208,9 +219,9 @@ class _FileMover:
     def count(self) -> None:
         """Add what was done to the file's own counters."""
         if self._writing:
-            self.file.count(writes=self._calls, bytes_written=self._moved)
+            self.file.count(writes=self.calls, bytes_written=self.moved)
         else:
-            self.file.count(reads=self._calls, bytes_read=self._moved)
+            self.file.count(reads=self.calls, bytes_read=self.moved)
 
     def _failure(self, error: OSError, offset: int, wanted: int, done: int) -> OSError:
         reason = error.strerror or str(error)

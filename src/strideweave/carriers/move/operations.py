@@ -103,12 +103,7 @@ class MemoryToFile(MoveOperation):
         """Copy all spans; see :meth:`MoveOperation.transfer`."""
         runs = checked_runs(transfers)
         memory, files = _memory(run.source for run in runs), _writable_files(runs)
-        spans = []
-        for source, start, destination, at, slots in runs:
-            (file, base), width = files[destination], source.dtype().itemsize
-            part = memory[source][start * width : (start + slots) * width]
-            spans.append(FileSpan(file, base + at * width, part))
-        await default_engine().write(spans)
+        await default_engine().write(_spans(runs, files, memory, reading=False))
 
 
 class FileToMemory(MoveOperation):
@@ -118,12 +113,7 @@ class FileToMemory(MoveOperation):
         """Copy all spans; see :meth:`MoveOperation.transfer`."""
         runs = checked_runs(transfers)
         files, memory = _files(run.source for run in runs), _writable_memory(runs)
-        spans = []
-        for source, start, destination, at, slots in runs:
-            (file, base), width = files[source], source.dtype().itemsize
-            part = memory[destination][at * width : (at + slots) * width]
-            spans.append(FileSpan(file, base + start * width, part))
-        await default_engine().read(spans)
+        await default_engine().read(_spans(runs, files, memory, reading=True))
 
 
 class FileToFile(MoveOperation):
@@ -202,6 +192,29 @@ def _writable_files(runs: Sequence[Transfer]) -> dict[Carrier, tuple[OpenFile, i
     for file, _ in files.values():
         file.require_writable()
     return files
+
+
+def _spans(
+    runs: Sequence[Transfer],
+    files: dict[Carrier, tuple[OpenFile, int]],
+    memory: dict[Carrier, NDArray[np.uint8]],
+    *,
+    reading: bool,
+) -> list[FileSpan]:
+    """Give each run its place in the file and in memory; ``reading`` says that the file is the source."""
+    spans: list[FileSpan] = []
+    source: Carrier | None = None
+    destination: Carrier | None = None
+    for from_, start, to, at, slots in runs:
+        if from_ is not source or to is not destination:
+            source, destination = from_, to
+            width = from_.dtype().itemsize
+            file, base = files[from_ if reading else to]
+            bytes_ = memory[to if reading else from_]
+        in_file, in_memory = (start, at) if reading else (at, start)
+        part = bytes_[in_memory * width : (in_memory + slots) * width]
+        spans.append(FileSpan(file, base + in_file * width, part))
+    return spans
 
 
 def _bytes_of(runs: Sequence[Transfer]) -> int:
