@@ -6,7 +6,7 @@ import pytest
 from strideweave.demo.batches import make_batches
 from strideweave.demo.config import EncoderConfig, layer_names
 from strideweave.demo.dense import gelu
-from strideweave.demo.expert_fit import fit_experts
+from strideweave.demo.expert_fit import equal_clusters, fit_experts
 from strideweave.demo.experts import BLOCKS, SHARED, ExpertRouter
 from strideweave.demo.golden import load_golden
 
@@ -181,6 +181,43 @@ def test_means_of_a_fit_are_the_mean_contributions(tiny_encoder, tiny_batches):
     for block, mean in zip(blocks, router.mean(0), strict=True):
         expected = (inner[:, block] @ tiny_encoder.weight(layer_names(0).down)[:, block].T).mean(axis=0)
         np.testing.assert_allclose(mean, expected, atol=1e-5)
+
+
+def test_the_router_of_a_fit_guesses_how_far_each_block_is_from_its_mean(tiny_encoder, tiny_batches):
+    router = fit_experts(tiny_encoder, tiny_batches)
+    states = [
+        (tiny_encoder.attend(0, tiny_encoder.embed(batch), batch.mask), batch.mask) for batch in tiny_batches
+    ]
+    tokens = np.concatenate([x[mask] for x, mask in states]).astype(np.float64)
+    inner = np.concatenate([tiny_encoder.hidden(0, x)[mask] for x, mask in states]).astype(np.float64)
+    inner -= inner.mean(axis=0)
+    down = tiny_encoder.weight(layer_names(0).down)
+    inputs = np.hstack([tokens, np.ones((len(tokens), 1))])
+    ridge = (
+        np.sqrt(1e-3 * len(tokens)) * np.eye(*inputs.shape[1:] * 2)[:-1]
+    )  # as rows that ask for weights of 0
+    for number, block in enumerate(router.permutation(0).reshape(BLOCKS, -1)[SHARED:]):
+        distance = np.linalg.norm(inner[:, block] @ down[:, block].T, axis=1)
+        wanted = np.concatenate([distance, np.zeros(len(ridge))])
+        best, *_ = np.linalg.lstsq(np.vstack([inputs, ridge]), wanted, rcond=None)
+        np.testing.assert_allclose(router.router(0)[:, number], best, atol=1e-4)
+
+
+def test_clusters_are_equal_and_find_what_belongs_together():
+    rng = np.random.default_rng(6)
+    groups = rng.permutation(np.repeat(np.arange(5), 8))
+    directions = np.linalg.qr(rng.standard_normal((12, 5)))[0].T
+    points = directions[groups] + 0.05 * rng.standard_normal((40, 12))
+    points = (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
+    found = equal_clusters(points, 5, np.random.default_rng(0))
+    assert len({(group, number) for group, number in zip(groups, found, strict=True)}) == 5
+
+
+def test_clusters_stay_equal_where_the_points_are_not():
+    points = np.ones((12, 3), np.float32) / np.float32(3**0.5)
+    points[0] = [1, 0, 0]
+    found = equal_clusters(points, 3, np.random.default_rng(0))
+    assert np.bincount(found).tolist() == [4, 4, 4]
 
 
 def test_the_bundled_router_fits_the_model():

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
 
-__all__ = ["fit_experts"]
+__all__ = ["equal_clusters", "fit_experts"]
 
 _ROUNDS = 15  # of the clustering, at most; it settles in fewer
 _RIDGE = 1e-3  # added to the mean square of each input
-_TINY = 1e-9  # keeps a unit that never speaks from dividing by zero
+_TINY = 1e-9  # keeps lengths and sums of nothing from being divided by
 
 
 def fit_experts(encoder: DenseEncoder, batches: Sequence[Batch], *, seed: int = 0) -> ExpertRouter:
@@ -73,12 +73,21 @@ def _order(
     activity = np.sqrt(passages[:, others]).T
     activity -= activity.mean(axis=1, keepdims=True)
     activity /= np.linalg.norm(activity, axis=1, keepdims=True) + np.float32(_TINY)
-    cluster = _equal_clusters(activity, BLOCKS - SHARED, random)
+    cluster = equal_clusters(activity, BLOCKS - SHARED, random)
     return np.concatenate([shared, others[np.argsort(cluster, kind="stable")]])
 
 
-def _equal_clusters(points: Floats, count: int, random: np.random.Generator) -> NDArray[np.int64]:
-    """Spherical k-means of unit vectors into clusters of equal size: ``(points,)`` cluster numbers."""
+def equal_clusters(points: Floats, count: int, random: np.random.Generator) -> NDArray[np.int64]:
+    """Spherical k-means into clusters of equal size.
+
+    Args:
+        points: ``(points, width)`` unit vectors; their number is a multiple of ``count``.
+        count: how many clusters.
+        random: chooses the first centres.
+
+    Returns:
+        ``(points,)`` cluster numbers.
+    """
     centres = _first_centres(points, count, random)
     best, best_labels = -np.inf, np.zeros(len(points), dtype=np.int64)
     for _ in range(_ROUNDS):
@@ -98,7 +107,8 @@ def _first_centres(points: Floats, count: int, random: np.random.Generator) -> F
     chosen = [int(random.integers(len(points)))]
     distance = np.square(points - points[chosen[0]]).sum(axis=1, dtype=np.float64)
     while len(chosen) < count:
-        chosen.append(int(random.choice(len(points), p=distance / distance.sum())))
+        weight = distance + _TINY  # where all points are the same, any of them will do
+        chosen.append(int(random.choice(len(points), p=weight / weight.sum())))
         distance = np.minimum(distance, np.square(points - points[chosen[-1]]).sum(axis=1, dtype=np.float64))
     return points[chosen]
 

@@ -113,6 +113,11 @@ class ExpertRouter:
         mean: Floats = self._means[layer]
         return mean
 
+    def router(self, layer: int) -> Floats:
+        """``(hidden + 1, 12)``: from a token, and a 1, to how far each routed block will be from its mean."""
+        router: Floats = self._routers[layer]
+        return router
+
     def choose(self, layer: int, x: Floats, mask: NDArray[np.bool_], k: int) -> NDArray[np.int64]:
         """Which blocks each passage uses.
 
