@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from strideweave.layout import Layout
+from strideweave.autograd.engine import run_backward
+from strideweave.layout import Layout, row_major
 from strideweave.layout.int_tuple import as_integer
 from strideweave.operations import contraction, elementwise, views
 from strideweave.operations.operand import Operand, Storage
@@ -15,6 +16,7 @@ from strideweave.runtime.await_result import AwaitResult
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
+    from strideweave.autograd.graph import Node
     from strideweave.carriers.base import Carrier
     from strideweave.dtype import DType
     from strideweave.operations.definition import Scalar
@@ -41,7 +43,7 @@ class Tensor(Operand):
             was released.
     """
 
-    __slots__ = ("__weakref__", "_carrier", "_layout", "_offset", "_requires_grad")
+    __slots__ = ("__weakref__", "_carrier", "_grad", "_grad_fn", "_layout", "_offset", "_requires_grad")
 
     # NumPy's own operators give way to the reflected ones below instead of converting to an array.
     __array_priority__ = 1000
@@ -60,6 +62,8 @@ class Tensor(Operand):
         self._offset = start
         self._layout = layout
         self._requires_grad = _checked_requires_grad(requires_grad, carrier.dtype())
+        self._grad: Tensor | None = None
+        self._grad_fn: Node | None = None
 
     @classmethod
     def _of(cls, carrier: Carrier, offset: int, layout: Layout, requires_grad: bool) -> Tensor:
@@ -67,6 +71,7 @@ class Tensor(Operand):
         tensor = cls.__new__(cls)
         tensor._carrier, tensor._offset, tensor._layout = carrier, offset, layout
         tensor._requires_grad = requires_grad
+        tensor._grad = tensor._grad_fn = None
         return tensor
 
     # What it is
@@ -120,6 +125,80 @@ class Tensor(Operand):
     def requires_grad(self) -> bool:
         """Whether a gradient is wanted for this tensor."""
         return self._requires_grad
+
+    # Gradients
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient that backward passes have left at this leaf so far, detached; None before the first.
+
+        Assign None to clear it, or a Tensor of this shape, dtype and carrier class.
+
+        Raises:
+            TypeError: another value, dtype or carrier class was assigned.
+            ValueError: another shape was assigned.
+        """
+        return self._grad
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        self._grad = None if value is None else self._checked_gradient(value).detach()
+
+    @property
+    def grad_fn(self) -> Node | None:
+        """How this tensor came about, for backward; None for a leaf."""
+        return self._grad_fn
+
+    def backward(self, gradient: Tensor | None = None, *, retain_graph: bool = False) -> None:
+        """Send a gradient back from here and add what arrives to ``grad`` of every leaf that requires it.
+
+        Blocks until it is done. After an error no ``grad`` has changed.
+
+        Args:
+            gradient: the gradient of this tensor; None stands for 1 where there is one element.
+            retain_graph: whether the graph may be walked again; otherwise it lets go of what it saved.
+
+        Raises:
+            RuntimeError: this tensor does not require grad, or the graph was used up by an earlier pass.
+            StaleGraphError: a value that the pass reads was changed or released since it was used.
+            ValueError: there is no ``gradient`` and not exactly one element, or its shape is another.
+            TypeError: ``gradient`` is no Tensor, or has another dtype or carrier class.
+        """
+        if not self._requires_grad:
+            raise RuntimeError("backward() needs a tensor that requires grad, and this one does not")
+        if gradient is None:
+            if self.size != 1:
+                raise ValueError(
+                    f"a tensor of shape {self.shape} needs the gradient argument; only one of one element does not"
+                )
+            one = self._carrier._adopt_like(np.ones(1, self.dtype.numpy), self.dtype)
+            gradient = Tensor._of(one, 0, row_major(self.shape), False)
+        run_backward(self, self._checked_gradient(gradient), retain_graph=retain_graph)
+
+    def _checked_gradient(self, value: object) -> Tensor:
+        if not isinstance(value, Tensor):
+            raise TypeError(f"a gradient must be a Tensor, found {type(value).__name__}")
+        if value.dtype is not self.dtype or type(value.carrier) is not type(self._carrier):
+            raise TypeError(
+                f"the gradient of {self.dtype.name} on {type(self._carrier).__name__} must be the same, found "
+                f"{value.dtype.name} on {type(value.carrier).__name__}"
+            )
+        if value.shape != self.shape:
+            raise ValueError(f"the gradient of a tensor of shape {self.shape} has shape {value.shape}")
+        return value
+
+    def _accumulate(self, gradient: Tensor, *, fresh: bool) -> None:
+        """Add to ``grad``; ``fresh`` says that nobody else holds the storage of ``gradient``."""
+        if self._grad is not None:
+            self._grad = elementwise.add(self._grad, gradient).detach()
+            return
+        layout = gradient.layout
+        if not (fresh and layout.is_injective and layout.size == gradient.carrier.size()):
+            # A gradient that is shared or spread over a broadcast view would change with what it shares.
+            values = gradient.numpy(copy=True).reshape(-1)
+            carrier = self._carrier._adopt_like(values, self.dtype)
+            gradient = Tensor._of(carrier, 0, row_major(self.shape), False)
+        self._grad = gradient.detach()
 
     # Elements
 

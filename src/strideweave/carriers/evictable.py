@@ -322,6 +322,9 @@ class Evictable(DependentCarrier):
             return self
         return self._around(primary, self._empty_secondary(primary.dtype()))
 
+    def _adopt_like(self, values: NDArray[Any], dtype: DType) -> Self:
+        return self._around(self._primary._adopt_like(values, dtype), self._empty_secondary(dtype))
+
     def _empty_secondary(self, dtype: DType | None) -> Carrier:
         return self._secondary.allocate_like(0, mutable=True, dtype=self._dtype if dtype is None else dtype)
 

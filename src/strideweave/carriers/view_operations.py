@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, cast
 
+from strideweave.autograd.graph import record
 from strideweave.autograd.mode import is_grad_enabled
 from strideweave.layout import row_major
 from strideweave.operations.definition import Operation
@@ -51,7 +52,8 @@ class CarrierOperation(Operation):
                     f"{found.__name__}; bring all operands to one carrier class"
                 )
             tensor.carrier._require_live()
-        return self._run(bound)
+        result = self._run(bound)
+        return record(bound, result) if result.requires_grad else result
 
     @abstractmethod
     def _run(self, bound: BoundOperation) -> Tensor:

@@ -7,7 +7,7 @@ before anything is computed; a carrier's ``Operation`` then runs it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,6 +27,8 @@ __all__ = [
     "Operation",
     "OperationCapability",
     "OperationDefinition",
+    "Pullback",
+    "RESULT",
     "Scalar",
     "Signature",
     "Storage",
@@ -37,6 +39,9 @@ Scalar: TypeAlias = "bool | int | float"
 """A weak operand: it takes on the dtype of the tensor beside it."""
 
 TENSOR, SCALAR = "tensor", "scalar"
+
+RESULT = -1
+"""Among the positions of saved operands: the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,23 @@ class BoundOperation:
 
 
 @dataclass(frozen=True, slots=True)
+class Pullback:
+    """What a vector-Jacobian product may look at.
+
+    Attributes:
+        operands: the operands of the forward call; those named in ``saves`` have the values they had then.
+        result: the detached result, where ``saves`` names it.
+        options: the options in normal form.
+        wanted: for each operand, whether its cotangent is asked for.
+    """
+
+    operands: tuple[Any, ...]
+    result: Tensor | None
+    options: Mapping[str, Any]
+    wanted: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class OperationDefinition:
     """The meaning of one operation, apart from how it is computed.
 
@@ -109,12 +131,17 @@ class OperationDefinition:
             scalar, and the options by keyword; it raises ValueError for shapes and TypeError for dtypes
             that do not fit.
         result: ``"tensor"`` or ``"view"``.
+        vjp: the vector-Jacobian product: takes a ``Pullback`` and the result's cotangent, and gives a cotangent
+            or None for each operand, computed with operations on tensors. None for an operation without one.
+        saves: the positions of the operands whose values ``vjp`` reads, ``RESULT`` for the result's.
     """
 
     name: str
     overloads: tuple[tuple[str, ...], ...]
     infer: Callable[..., Inferred]
     result: str = TENSOR
+    vjp: Callable[[Pullback, Tensor], Sequence[Tensor | None]] | None = None
+    saves: tuple[int, ...] = ()
 
     def capabilities(self) -> tuple[OperationCapability, ...]:
         """One entry per overload."""
