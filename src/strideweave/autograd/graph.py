@@ -117,7 +117,9 @@ def record(bound: BoundOperation, result: Tensor) -> Tensor:
             raise NotImplementedError(f"{definition.name} has no gradient; use it under no_grad()")
         shares = definition.vjp(pullback, cotangent)
         return [
-            share for operand, share in zip(operands, shares, strict=True) if isinstance(operand, Operand)
+            fit(share, cast("Tensor", operand)) if asked and share is not None else None
+            for operand, share, asked in zip(operands, shares, wanted, strict=True)
+            if isinstance(operand, Operand)
         ]
 
     tensors = cast("tuple[Tensor, ...]", bound.tensors)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_QUERY", "DemoOptions", "DemoReport", "Match", "run_demo"]
 
-DEFAULT_QUERY = "How do I catch an exception?"
+DEFAULT_QUERY = "How is a class created?"
 
 
 @dataclass(frozen=True, slots=True)

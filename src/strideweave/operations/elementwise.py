@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from strideweave.operations import pullbacks
 from strideweave.operations.definition import (
     Inferred,
     OperationDefinition,
@@ -173,16 +172,10 @@ def _infer_softmax(x: Signature, *, axis: int = -1) -> Inferred:
 
 
 DEFINITIONS = (
-    OperationDefinition("add", BINARY, partial(infer_binary, "add", same), vjp=pullbacks.add),
+    OperationDefinition("add", BINARY, partial(infer_binary, "add", same)),
     OperationDefinition("sub", BINARY, partial(infer_binary, "sub", numeric)),
-    OperationDefinition("mul", BINARY, partial(infer_binary, "mul", same), vjp=pullbacks.mul, saves=(0, 1)),
-    OperationDefinition(
-        "elementwise_mul",
-        TENSORS,
-        partial(infer_binary, "elementwise_mul", same),
-        vjp=pullbacks.mul,
-        saves=(0, 1),
-    ),
+    OperationDefinition("mul", BINARY, partial(infer_binary, "mul", same)),
+    OperationDefinition("elementwise_mul", TENSORS, partial(infer_binary, "elementwise_mul", same)),
     OperationDefinition("div", BINARY, partial(infer_binary, "div", quotient)),
     OperationDefinition("neg", UNARY, partial(infer_same, "neg", numeric)),
     OperationDefinition("sqrt", UNARY, infer_float),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from strideweave.operations import comparison, contraction, elementwise, functions, indexing, reduction, views
+from strideweave.operations.pullbacks import PULLBACKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,9 +16,15 @@ if TYPE_CHECKING:
 
 __all__ = ["OPERATIONS"]
 
+
+def _with_pullback(definition: OperationDefinition) -> OperationDefinition:
+    rule = PULLBACKS.get(definition.name)
+    return definition if rule is None else replace(definition, vjp=rule.vjp, saves=rule.saves)
+
+
 OPERATIONS: Mapping[str, OperationDefinition] = MappingProxyType(
     {
-        definition.name: definition
+        definition.name: _with_pullback(definition)
         for room in (elementwise, functions, comparison, reduction, contraction, indexing, views)
         for definition in room.DEFINITIONS
     }
