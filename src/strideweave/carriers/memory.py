@@ -80,16 +80,17 @@ class MemoryCarrier(Carrier):
         return self._around(slots, dtype=chosen, mutable=mutable)
 
     def dispatch_op(self, name: str) -> Operation:
-        """Give a fresh ``Operation`` that NumPy runs on tensors of this carrier class.
+        """Give a fresh ``Operation`` for tensors of this carrier class.
 
         Raises:
             ReleasedError: the carrier was released.
             NotImplementedError: there is no such operation.
         """
-        if name in KERNELS:
-            self._require_live()
-            return NumpyOperation(OPERATIONS[name], type(self))
-        return super().dispatch_op(name)
+        operation = self._computing(name)
+        if operation is None:
+            return super().dispatch_op(name)
+        self._require_live()
+        return operation
 
     def operation_capabilities(self, name: str | None = None) -> tuple[OperationCapability, ...]:
         """List every operation, or the entries of one. Answers after release too."""
@@ -99,6 +100,11 @@ class MemoryCarrier(Carrier):
             if name in (None, definition.name)
             for capability in definition.capabilities()
         )
+
+    @classmethod
+    def _computing(cls, name: str) -> Operation | None:
+        """The operation of that name where it computes values, as NumPy does; None for any other."""
+        return NumpyOperation(OPERATIONS[name], cls) if name in KERNELS else None
 
     def _choose_dtype(self, dtype: DType | None) -> DType:
         chosen = self._dtype if dtype is None else dtype

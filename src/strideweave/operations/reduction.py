@@ -47,7 +47,7 @@ def reduce_sum(x: Tensor, axis: int | tuple[int, ...] | None = None, keepdims: b
 def reduce_mean(x: Tensor, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
     """Average over axes; as ``reduce_sum``, but integers and booleans give Float64.
 
-    Where there is nothing to average the result is NaN, with NumPy's RuntimeWarning.
+    Where there is nothing to average the result is NaN; CPU adds NumPy's RuntimeWarning.
     """
     return apply("reduce_mean", x, axis=axis, keepdims=keepdims)
 
