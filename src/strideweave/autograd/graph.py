@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from strideweave.errors import StaleGraphError
 from strideweave.operations.definition import RESULT, Operand, Pullback
+from strideweave.operations.pullbacks import fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
