@@ -88,12 +88,20 @@ class Ledger:
         Raises:
             TileConflictError: a residency request covers one of the tiles.
         """
+        self.check_data(kind, ordinals)
+        self._need(ordinals, 1)
+        return self._admit(LedgerEntry(kind, ordinals, self._nothing))
+
+    def check_data(self, kind: str, ordinals: Ordinals) -> None:
+        """Raise what ``enter_data`` would raise, and admit nothing.
+
+        Raises:
+            TileConflictError: as said there.
+        """
         if self._residency_entries:
             blocked = self.changing[ordinals]
             if blocked.any():
                 raise self._conflict(kind, ordinals[blocked])
-        self._need(ordinals, 1)
-        return self._admit(LedgerEntry(kind, ordinals, self._nothing))
 
     def enter_residency(
         self, kind: str, ordinals: Ordinals, would_change: npt.NDArray[np.bool_]

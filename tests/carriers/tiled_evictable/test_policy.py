@@ -85,6 +85,20 @@ def test_bad_answers_fail_before_any_work(scripted, control_moves, answer, error
     assert model.at_rest()
 
 
+def test_the_policy_is_not_asked_for_what_is_refused(scripted, control_moves):
+    policy, model = scripted
+    moves = control_moves(FileBacked, CPU)
+    moves.gate.clear()
+    handle = model.carrier.promote_async(experts(1))
+    with pytest.raises(TileConflictError):
+        model.project(1, 2)
+    with pytest.raises(TypeError):
+        model.project(2, destination=object())
+    assert policy.asked == []
+    moves.open()
+    handle.wait(10)
+
+
 def test_required_tiles_the_plan_does_not_mention_are_promoted_and_stay(scripted):
     _, model = scripted
     model.check(3, 5)

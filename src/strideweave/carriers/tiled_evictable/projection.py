@@ -67,12 +67,6 @@ def start_projection(
     token = object()
     if destination is not None:
         _check_destination(carrier, destination, geometry.size)
-    policy = carrier.residency_policy
-    if policy is None:
-        plan = RequestPlan(required)
-    else:
-        plan = plan_request(policy, traffic.grid, required, selection.tile_set, "projection")
-    if destination is not None:
         destination._claim(token)
 
     def let_go() -> None:
@@ -81,6 +75,13 @@ def start_projection(
 
     admitted = False
     try:
+        policy = carrier.residency_policy
+        if policy is None:
+            plan = RequestPlan(required)
+        else:
+            # A policy believes that its plans are carried out, so it is not asked for what would be refused.
+            traffic.check_data("project", required)
+            plan = plan_request(policy, traffic.grid, required, selection.tile_set, "projection")
         entry = traffic.enter_data("project", plan)
         admitted = True
     finally:
@@ -88,7 +89,7 @@ def start_projection(
             let_go()
     requires_grad = tensor.requires_grad and is_grad_enabled()
     work = _Projection(carrier, entry, plan, geometry, destination, token, requires_grad)
-    return carrier._start_work(entry, AwaitProjection(), work.run, then=let_go)
+    return carrier._start_work(entry, AwaitProjection(), work.run, at_once=work.at_once, then=let_go)
 
 
 def _check_destination(carrier: TiledEvictable, destination: Carrier, size: int) -> None:
@@ -132,6 +133,15 @@ class _Projection:
     def traffic(self) -> TileTraffic:
         return self.carrier._traffic
 
+    def at_once(self) -> Tensor | None:
+        """Gather a few resident tiles that stay where they are; None where there is more to do."""
+        plan, traffic = self.plan, self.traffic
+        if len(plan.required) * traffic.tile_bytes > INLINE_BYTES or not traffic.has_all(plan):
+            return None
+        target = self._allocate() if self.destination is None else self._open_destination()
+        self._copy_inline(plan.required, np.arange(len(plan.required)), self._flat(target))
+        return self._publish(target)
+
     async def run(self) -> Tensor:
         """Bring the tiles, gather them, publish the compact Tensor, then let go of the tiles."""
         changes = Changes()
@@ -143,6 +153,9 @@ class _Projection:
             if gathered is None:
                 await self.traffic.undo(self.entry, changes)
         await self.traffic.finish_with(self.entry, self.plan.passing)
+        return self._publish(gathered)
+
+    def _publish(self, gathered: Carrier) -> Tensor:
         if self.destination is not None:
             self.destination._advance_version(self.token)
         return Tensor(gathered, 0, self.geometry.layout, requires_grad=self.requires_grad)
@@ -170,7 +183,7 @@ class _Projection:
         return np.arange(len(plan.required)), NO_ORDINALS
 
     def _allocate(self) -> Carrier:
-        return self.traffic.prototype.allocate_like(self.geometry.size, mutable=True, empty=True)
+        return self.traffic.prototype._allocate_result(self.geometry.size)
 
     def _flat(self, carrier: Carrier) -> Flat:
         return carrier._bytes().view(self.traffic.unit)[: self.geometry.size]
@@ -186,20 +199,28 @@ class _Projection:
     async def _copy_resident(self, positions: Ordinals, compact: Flat) -> None:
         required = self.plan.required
         ordinals = required if len(positions) == len(required) else required[positions]
-        if len(ordinals) <= _FEW_TILES and len(ordinals) * self.traffic.tile_bytes <= INLINE_BYTES:
-            self.geometry.copy_in(self.traffic.rows(ordinals), positions.tolist(), compact)
+        if len(ordinals) * self.traffic.tile_bytes <= INLINE_BYTES:
+            self._copy_inline(ordinals, positions, compact)
             return
         with self.traffic.lock:
             blocks = self.traffic.primary.blocks(ordinals)
-        if len(ordinals) * self.traffic.tile_bytes <= INLINE_BYTES:
-            for block in blocks:
-                self.geometry.copy_rows(block.array, block.rows, positions[block.positions], compact)
-            return
         jobs = [
             self.geometry.row_jobs(block.array, block.rows, positions[block.positions], compact, _PIECE_BYTES)
             for block in blocks
         ]
         await run_jobs([job for batch in jobs for job in batch])
+
+    def _copy_inline(self, ordinals: Ordinals, positions: Ordinals, compact: Flat) -> None:
+        with self.traffic.lock:
+            if len(ordinals) <= _FEW_TILES:
+                rows = self.traffic.primary.rows(ordinals)
+            else:
+                blocks = self.traffic.primary.blocks(ordinals)
+        if len(ordinals) <= _FEW_TILES:
+            self.geometry.copy_in(rows, positions.tolist(), compact)
+            return
+        for block in blocks:
+            self.geometry.copy_rows(block.array, block.rows, positions[block.positions], compact)
 
     async def _copy_streamed(self, positions: Ordinals, compact: Flat) -> None:
         ordinals = self.plan.required[positions]

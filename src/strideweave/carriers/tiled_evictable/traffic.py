@@ -139,6 +139,12 @@ class TileTraffic:
                 self.counters.put_off.difference_update(set(held.tolist()) - set(plan.passing.tolist()))
             return entry
 
+    def check_data(self, kind: str, required: Ordinals) -> None:
+        """Raise what ``enter_data`` would raise now, and admit nothing."""
+        with self.lock:
+            self.require_valid(kind, required)
+            self.ledger.check_data(kind, required)
+
     def leave(self, entry: LedgerEntry) -> None:
         """Strike a request off, whatever became of it; never blocks, and a second call does nothing."""
         with self.lock:
@@ -160,6 +166,17 @@ class TileTraffic:
             )
 
     # Fetching: loop thread
+
+    def has_all(self, plan: RequestPlan) -> bool:
+        """Tell whether a request finds every tile resident and leaves all as it is; counts the hits then."""
+        if len(plan.passing) or len(plan.extra) or len(plan.early) or self.counters.put_off:
+            return False
+        hits = len(plan.required)
+        if np.count_nonzero(self.table.is_resident(plan.required)) < hits:
+            return False
+        with self.lock:
+            self.counters.hits += hits
+        return True
 
     async def bring(self, entry: LedgerEntry, plan: RequestPlan, changes: Changes) -> None:
         """Make every required tile that stays, and every planned one, primary.
