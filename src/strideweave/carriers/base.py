@@ -261,6 +261,10 @@ class Carrier(CarrierLifecycle):
         """Make a fresh carrier of this class around a fresh 1-D array that nobody else refers to."""
         return self.new_like(values, dtype=dtype)
 
+    def _allocate_result(self, size: int) -> Self:
+        """Make a fresh mutable carrier of this class and dtype, for values that follow at once."""
+        return self.allocate_like(size, mutable=True, empty=True)
+
     def _read_slots(self, start: int, slots: int) -> NDArray[Any]:
         """Copy a run of slots to a fresh 1-D array of the dtype.
 

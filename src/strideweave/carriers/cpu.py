@@ -140,6 +140,11 @@ class CPU(MemoryCarrier):
     def _make_slots(cls, size: int, dtype: DType) -> NDArray[Any]:
         return aligned_array(size * dtype.itemsize).view(dtype.numpy)
 
+    def _allocate_result(self, size: int) -> Self:
+        # NumPy's allocator keeps what was freed for the next array, and asks for huge pages where it is large:
+        # the page faults of a mapping of its own would take longer than the values.
+        return self._around(np.empty(size, self._dtype.numpy), dtype=self._dtype, mutable=True)
+
     def _allocate_in_place(self, size: int) -> None:
         super()._allocate_in_place(size)
         self._owns_memory = True

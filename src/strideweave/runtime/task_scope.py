@@ -56,7 +56,7 @@ class ScopeStatistics:
 class _Request:
     """One request: what to run, and whom to tell."""
 
-    __slots__ = ("args", "cleanup", "function", "handle", "nested", "scope", "settled")
+    __slots__ = ("args", "at_once", "cleanup", "function", "handle", "nested", "scope", "settled")
 
     def __init__(
         self,
@@ -64,9 +64,12 @@ class _Request:
         handle: AwaitResult[Any],
         function: Callable[..., Awaitable[Any]],
         args: tuple[Any, ...],
+        *,
         cleanup: Callable[[], None] | None,
+        at_once: Callable[[], Any] | None,
     ) -> None:
         self.scope = scope
+        self.at_once = at_once
         self.handle = handle
         self.function = function
         self.args = args
@@ -81,11 +84,27 @@ class _Request:
         except (
             BaseException
         ) as error:  # whatever it is goes to the handle; the group and the loop must survive it
-            trace = error.__traceback__
-            # Without this frame: the traceback would keep the request, and so its own handle, alive.
-            self.settle(None, error.with_traceback(trace.tb_next if trace else None))
+            self._fail(error)
         else:
             self.settle(value, None)
+
+    def end_at_once(self) -> bool:
+        """End the request without a task, if it has a way to; called by the loop, never raises."""
+        if self.at_once is None:
+            return False
+        try:
+            value = self.at_once()
+        except BaseException as error:  # as in run()
+            self._fail(error)
+            return True
+        if value is not None:
+            self.settle(value, None)
+        return value is not None
+
+    def _fail(self, error: BaseException) -> None:
+        trace = error.__traceback__
+        # Without the caller's frame: the traceback would keep the request, and so its own handle, alive.
+        self.settle(None, error.with_traceback(trace.tb_next if trace else None))
 
     def settle(self, value: Any, error: BaseException | None, *, wake: bool = True) -> None:
         """End the request; only the first call counts.
@@ -110,7 +129,8 @@ class _Request:
             with short_lock:
                 self.scope.forget(self, failed=error is not None)
                 handle._settle(value, error)
-            del self.function, self.args, self.cleanup  # a task that is stuck must not keep the carrier alive
+            # A task that is stuck must not keep the carrier alive.
+            del self.function, self.args, self.cleanup, self.at_once
         if wake and not isinstance(error, DroppedAtExit):
             handle._wake()
 
@@ -182,11 +202,12 @@ class TaskScope:
         function: Callable[..., Awaitable[Any]],
         *args: Any,
         cleanup: Callable[[], None] | None = None,
+        at_once: Callable[[], Any] | None = None,
     ) -> H:
         """Start a request from any thread and return its handle at once.
 
-        The request is ``await function(*args)`` as a task in the runtime loop. It sees the runtime's context
-        variables, not the caller's.
+        The request is ``await function(*args)`` as a task in the runtime loop, unless ``at_once`` ends it
+        there. It sees the runtime's context variables, not the caller's.
 
         Args:
             handle: a new handle, which gets the value or the exception.
@@ -196,6 +217,9 @@ class TaskScope:
                 a value, an exception, the end of the runtime, a forked child that inherits the request (and
                 fails it; the parent's own call is the parent's). It must not await, block or raise, and may
                 take no lock but ``short_lock``.
+            at_once: called in the runtime loop before the task would be made, which a small request would
+                spend most of its time on. It returns the request's value, or None when it takes a task after
+                all and nothing was done; it raises what the request is to raise. It must not block.
 
         Returns:
             ``handle``.
@@ -209,7 +233,7 @@ class TaskScope:
         """
         if handle.done:
             raise ValueError("a request needs a new handle, and this one is done already")
-        request = _Request(self, handle, function, args, cleanup)
+        request = _Request(self, handle, function, args, cleanup=cleanup, at_once=at_once)
         runtime = current_runtime()
         with short_lock:
             if self._closed:
@@ -303,13 +327,15 @@ class TaskScope:
     def _begin(self, request: _Request) -> None:
         """Make the request a task of the group, and open the group if need be; called by the loop."""
         try:
-            if self._group is not None:
-                self._group.start_soon(request.run)
-                return
-            self._unopened.append(request)
             if not self._hosted and self._runtime is not None:
                 self._hosted = True
                 self._runtime.root.start_soon(self._host, self._runtime)
+            if request.end_at_once():
+                return
+            if self._group is not None:
+                self._group.start_soon(request.run)
+            else:
+                self._unopened.append(request)
         except BaseException as error:  # the loop could only log it, and the handle would never end
             request.settle(None, error)
 

@@ -416,6 +416,7 @@ class TiledEvictable(DependentCarrier):
         handle: H,
         work: Callable[[], Awaitable[Any]],
         *,
+        at_once: Callable[[], Any] | None = None,
         then: Callable[[], None] = _nothing,
     ) -> H:
         """Start the task of an admitted request; whatever becomes of it, its tiles become free.
@@ -424,6 +425,7 @@ class TiledEvictable(DependentCarrier):
             entry: the request.
             handle: its fresh handle.
             work: the coroutine function that does it.
+            at_once: does it without a task, or returns None where it takes one; see ``TaskScope.start``.
             then: also to be run when the request ends or cannot start; must not block.
         """
 
@@ -433,7 +435,7 @@ class TiledEvictable(DependentCarrier):
 
         started = False
         try:
-            self._scope.start(handle, work, cleanup=leave)
+            self._scope.start(handle, work, cleanup=leave, at_once=at_once)
             started = True
         finally:
             if not started:
