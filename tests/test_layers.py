@@ -49,6 +49,7 @@ CARRIERS = (
     "numpy_special",
     "numpy_kernels",
     "numpy_operations",
+    "scattering",
     "memory",
     "extension",
     "",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from strideweave.layout import Layout
 
-__all__ = ["gathered", "strided_view"]
+__all__ = ["gathered", "scattered", "strided_view"]
 
 
 def strided_view(slots: NDArray[Any], layout: Layout, offset: int) -> NDArray[Any] | None:
@@ -38,10 +38,25 @@ def gathered(slots: NDArray[Any], layout: Layout, offset: int) -> NDArray[Any]:
     """Copy the slots of any layout in a contiguous 1-D array to a C array, shaped ``layout.extents``."""
     if layout.size == 0:
         return np.empty(layout.extents, slots.dtype)
-    # One NumPy axis per digit, the slowest digit of a mode first: then C-order merging of a mode's axes
-    # makes the fastest digit run fastest, as the layout has it.
+    return np.array(_digit_view(slots, layout, offset), order="C").reshape(layout.extents)
+
+
+def scattered(slots: NDArray[Any], layout: Layout, offset: int, values: NDArray[Any]) -> None:
+    """Write an array, shaped ``layout.extents``, to the slots of an injective layout in a 1-D array.
+
+    NumPy copies first where the two share memory.
+    """
+    if layout.size:
+        view = _digit_view(slots, layout, offset)
+        view[...] = values.reshape(view.shape)
+
+
+def _digit_view(slots: NDArray[Any], layout: Layout, offset: int) -> NDArray[Any]:
+    """View the slots of a layout with one axis per digit, the slowest digit of a mode first.
+
+    Then C-order merging of a mode's axes makes the fastest digit run fastest, as the layout has it.
+    """
     leaves = [digit for mode in layout.digits() for digit in reversed(mode)]
     width = slots.dtype.itemsize
     extents, strides = tuple(leaf[0] for leaf in leaves), tuple(leaf[1] * width for leaf in leaves)
-    view: NDArray[Any] = np.ndarray(extents, slots.dtype, slots, offset * width, strides)
-    return np.array(view, order="C").reshape(layout.extents)
+    return np.ndarray(extents, slots.dtype, slots, offset * width, strides)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, NoReturn, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,11 @@ class Generic(MemoryCarrier):
         """The stored elements of a layout in C order, each with all its bits."""
         self._require_live()
         return [self._slots[slot] for slot in slots_of(layout, offset)]
+
+    def _store_layout(self, source: Operand, layout: Layout, first: int) -> None:
+        items = cast("Generic", source.carrier)._items(source.layout, source.offset)
+        for slot, item in zip(slots_of(layout, first), items, strict=True):
+            self._slots[slot] = item
 
     def _gather_array(self, tensor: Operand) -> NDArray[Any]:
         values = np.empty(tensor.layout.size, self._dtype.numpy)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from strideweave.carriers.array_views import gathered, strided_view
+from strideweave.carriers.array_views import gathered, scattered, strided_view
 from strideweave.carriers.base import Carrier
 from strideweave.carriers.lifecycle import check_slot_count
 from strideweave.carriers.numpy_kernels import KERNELS
 from strideweave.carriers.numpy_operations import NumpyOperation
+from strideweave.carriers.scattering import run_scatter
 from strideweave.dtype import DType
 from strideweave.operations.table import OPERATIONS
 
@@ -101,6 +102,30 @@ class MemoryCarrier(Carrier):
             for capability in definition.capabilities()
         )
 
+    def scatter(
+        self, to_scatter: Operand, scatter_onto: Operand, mapping: Layout, mapping_offset: int = 0
+    ) -> None:
+        """Write a tensor's values to the slots that a Layout names, as one public write.
+
+        The source's coordinate ``c`` lands in slot ``scatter_onto.offset + mapping_offset + mapping(c)``; all
+        other slots stay. The source may lie on the same slots: it is read before anything is written. No
+        graph records the write, only the version.
+
+        Args:
+            to_scatter: a Tensor on this carrier class, with this carrier's dtype.
+            scatter_onto: a Tensor on this very carrier; only its offset counts.
+            mapping: a Layout with the shape of ``to_scatter`` that gives every coordinate a slot of its own.
+            mapping_offset: slots to add, which may be negative.
+
+        Raises:
+            TypeError: an argument is of a wrong type, or a tensor of another carrier class or dtype.
+            ValueError: ``scatter_onto`` lies on another carrier, the shapes differ, a slot is outside the
+                carrier, or the mapping names one twice. After this and every other error nothing changed.
+            ReleasedError: this carrier or the source's was released.
+            OwnershipError, ImmutableError: public writes are refused.
+        """
+        run_scatter(self, to_scatter, scatter_onto, mapping, mapping_offset, store=self._store_layout)
+
     @classmethod
     def _computing(cls, name: str) -> Operation | None:
         """The operation of that name where it computes values, as NumPy does; None for any other."""
@@ -149,6 +174,10 @@ class MemoryCarrier(Carrier):
     def _read_slots(self, start: int, slots: int) -> NDArray[Any]:
         self._require_live()
         return self._slots[start : start + slots].copy()
+
+    def _store_layout(self, source: Operand, layout: Layout, first: int) -> None:
+        """Write a tensor's elements to the slots of an injective layout, relative to slot ``first``."""
+        scattered(self._slots, layout, first, source.numpy(copy=True if source.carrier is self else None))
 
     def _gather_array(self, tensor: Operand) -> NDArray[Any]:
         self._require_live()
