@@ -4,7 +4,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import gc
-import importlib.util
 import os
 import signal
 import sys
@@ -17,7 +16,7 @@ import pytest
 import trio
 
 from strideweave.runtime import AwaitResult
-from strideweave.runtime.await_result import forbid_waiting
+from strideweave.runtime.await_result import DroppedAtExit, forbid_waiting
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +37,6 @@ def tiny_switch_interval():
 def any_loop(request):
     """Run a coroutine function in a new loop of each kind."""
     if request.param == "uvloop":
-        pytest.importorskip("uvloop")
         return lambda function: anyio.run(function, backend_options={"use_uvloop": True})
     return lambda function: anyio.run(function, backend=request.param)
 
@@ -181,6 +179,20 @@ def test_a_raised_exception_and_its_handle_are_no_cycle(awaited):
         gc.enable()
 
 
+@pytest.mark.parametrize("daemon", [True, False])
+def test_a_daemon_thread_is_held_back_before_it_hears_that_the_interpreter_exits(monkeypatch, daemon):
+    """It is frozen meanwhile; its traceback would be noise at the end of a program that ended well."""
+    naps = []
+    monkeypatch.setattr("strideweave.runtime.await_result.time.sleep", naps.append)
+    errors = []
+    handle = AwaitResult.failed(DroppedAtExit())
+    thread = threading.Thread(target=lambda: errors.append(observe(handle)), daemon=daemon)
+    thread.start()
+    thread.join()
+    assert isinstance(errors[0], DroppedAtExit)
+    assert naps == [1.0] * daemon
+
+
 # --- waiting ---
 
 
@@ -301,10 +313,9 @@ def test_threads_and_loops_of_every_kind_get_the_identical_object():
 
     jobs = [lambda: [handle.wait()]] * 6 + [
         lambda: anyio.run(observe_twice, backend="asyncio"),
+        lambda: anyio.run(observe_twice, backend_options={"use_uvloop": True}),
         lambda: anyio.run(observe_twice, backend="trio"),
     ]
-    if importlib.util.find_spec("uvloop"):
-        jobs.append(lambda: anyio.run(observe_twice, backend_options={"use_uvloop": True}))
     awaiters = sum(4 for _ in jobs[6:])
     with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
         futures = [pool.submit(job) for job in jobs]
@@ -331,9 +342,8 @@ def test_asyncio_in_a_worker_thread_of_trio():
     assert trio.run(main) == 9
 
 
-async def test_usual_combinators_accept_handles(anyio_backend_name):
-    if anyio_backend_name != "asyncio":
-        pytest.skip("asyncio's own")
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_usual_combinators_accept_handles():
     handle = AwaitResult()
     asyncio.get_running_loop().call_soon(handle._finish, 4)
     assert await asyncio.gather(handle, handle, asyncio.wait_for(handle, 60)) == [4, 4, 4]
@@ -433,9 +443,8 @@ async def test_cancelled_awaiter_leaves_the_request_and_the_others_alone_cancel(
     assert await handle == "value"
 
 
-async def test_native_task_cancelled_while_awaiting_cancel(anyio_backend_name):
-    if anyio_backend_name != "asyncio":
-        pytest.skip("asyncio's own")
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_native_task_cancelled_while_awaiting_cancel():
     handle = AwaitResult()
     task = asyncio.ensure_future(handle)
     await asyncio.sleep(0)

@@ -8,6 +8,7 @@ import anyio.lowlevel
 import pytest
 
 from strideweave.runtime import AwaitResult, TaskScope, current_runtime, statistics
+from strideweave.runtime.await_result import DroppedAtExit
 from strideweave.runtime.event_loop import EventLoop, process
 
 
@@ -190,6 +191,19 @@ def test_a_loop_that_has_ended_refuses_work_and_the_next_request_starts_another(
     with pytest.raises(RuntimeError, match="has ended"):
         runtime.service(Service)
     assert fresh_runtime() is not runtime
+
+
+def test_a_loop_that_is_asked_to_stop_drops_its_requests(fresh_runtime):
+    scope = TaskScope("test")
+    cleaned = []
+    handle = scope.start(AwaitResult(), anyio.sleep_forever, cleanup=lambda: cleaned.append(1))
+    runtime = fresh_runtime()
+    runtime.ask_to_stop()
+    assert runtime.join(30)
+    with pytest.raises(DroppedAtExit):
+        handle.wait()
+    assert (cleaned, scope.pending) == ([1], 0)
+    scope.close()
 
 
 def test_a_crash_of_the_loop_fails_its_requests_and_the_next_one_starts_another(fresh_runtime):

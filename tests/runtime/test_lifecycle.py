@@ -207,12 +207,17 @@ def test_daemon_threads_that_keep_starting_requests_end_quietly(run_program):
         """
         lifecycle.EXIT_SECONDS = 1000  # they get none of it
         running = threading.Event()
+        async def until(gate):
+            await gate
         def stream():
-            handle = scope.start(AwaitResult(), value, 1)
+            gate = AwaitResult()
+            handle = scope.start(AwaitResult(), until, gate)
             while True:
-                following = scope.start(AwaitResult(), value, 1)  # so that one is always pending
+                next_gate = AwaitResult()
+                following = scope.start(AwaitResult(), until, next_gate)  # one is always pending
+                gate._finish()
                 handle.wait()
-                handle = following
+                gate, handle = next_gate, following
                 running.set()
         for _ in range(3):
             threading.Thread(target=stream, daemon=True).start()

@@ -12,6 +12,7 @@ import pytest
 from strideweave.errors import PendingWorkError, ReleasedError
 from strideweave.runtime import AwaitResult, ScopeStatistics, TaskScope, current_runtime
 from strideweave.runtime import statistics as runtime_statistics
+from strideweave.runtime.await_result import DroppedAtExit
 
 pytestmark = pytest.mark.anyio
 
@@ -363,6 +364,22 @@ def test_a_scope_stays_known_while_a_request_is_on_its_way_to_the_loop(monkeypat
     scope.close()
     flush()
     assert scope not in runtime.scopes
+
+
+def test_a_request_dropped_at_exit_is_done_and_wakes_nobody(gate):
+    """Only daemon threads can still sleep on it; they stay asleep."""
+    scope = TaskScope("test")
+    cleaned, woken = [], []
+    handle = scope.start(Handle(), gate.hold, cleanup=lambda: cleaned.append(1))
+    handle._add_waker(lambda: woken.append(1))
+    scope.fail_pending(DroppedAtExit)
+    assert (handle.done, scope.pending, cleaned, woken) == (True, 0, [1], [])
+    with pytest.raises(RuntimeError, match="dropped because the interpreter is exiting"):
+        handle.wait()
+    gate.open()
+    flush()
+    assert (cleaned, woken) == ([1], [])
+    scope.close()
 
 
 # --- garbage ---

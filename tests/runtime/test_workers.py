@@ -177,9 +177,8 @@ async def test_finished_jobs_and_their_arrays_are_let_go(scope):
 # --- the pool as an executor ---
 
 
-async def test_the_pool_serves_run_in_executor(pool, anyio_backend_name):
-    if anyio_backend_name != "asyncio":
-        pytest.skip("asyncio's own")
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_the_pool_serves_run_in_executor(pool):
     loop = asyncio.get_running_loop()
     assert await loop.run_in_executor(pool, divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
