@@ -9,7 +9,7 @@ sums a share over broadcast axes and gives it the operand's dtype.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -262,7 +262,7 @@ def _identity(_: Pullback, g: Tensor) -> Sequence[Any]:
     return (g,)
 
 
-PULLBACKS: dict[str, Rule] = {
+PULLBACKS: Mapping[str, Rule] = {
     "add": Rule(_add),
     "sub": Rule(_sub),
     "mul": Rule(_mul, (0, 1)),
