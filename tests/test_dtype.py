@@ -81,7 +81,9 @@ def test_a_dtype_cannot_be_made_changed_or_subclassed():
 
 
 @pytest.mark.parametrize("member", MEMBERS)
-@pytest.mark.parametrize("value", [1, True, 1.0, np.float64(1), np.int8(1), np.True_, np.array(1), Fraction(1)])
+@pytest.mark.parametrize(
+    "value", [1, True, 1.0, np.float64(1), np.int8(1), np.True_, np.array(1), Fraction(1)]
+)
 def test_convert_takes_real_numbers_of_any_library(member, value):
     converted = member.convert(value)
     assert (converted.shape, converted.dtype) == ((), member.numpy)
@@ -132,6 +134,8 @@ def test_every_pattern_of_the_small_floats_survives(member):
     assert kept == bytes(range(256))
 
 
-@pytest.mark.parametrize(("member", "kind"), [(DType.Bool, bool), (DType.UInt8, int), (DType.BFloat16, float)])
+@pytest.mark.parametrize(
+    ("member", "kind"), [(DType.Bool, bool), (DType.UInt8, int), (DType.BFloat16, float)]
+)
 def test_to_python_gives_plain_python_scalars(member, kind):
     assert type(member.to_python(np.ones(1, member.numpy)[0])) is kind

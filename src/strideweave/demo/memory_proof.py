@@ -91,7 +91,8 @@ def _run(program: str, model: Path | None, budget: int, limit: int | None) -> _O
 
 def _say(outcome: _Outcome) -> str:
     if outcome.found is not None:
-        return f"ended well, {outcome.found['anonymous_bytes'] / (1 << 20):.0f} MiB of anonymous memory in use at its end"
+        used = outcome.found["anonymous_bytes"] / (1 << 20)
+        return f"ended well, {used:.0f} MiB of anonymous memory in use at its end"
     last = outcome.errors.strip().splitlines()[-1:] or ["no message"]
     return f"exit status {outcome.code}: {last[0]}"
 
