@@ -104,7 +104,8 @@ def silu(x: float) -> float:
 
 def softplus(x: float) -> float:
     """Logarithm of one plus the exponential."""
-    return relu(x) + math.log1p(math.exp(-abs(x)))
+    positive: float = relu(x)
+    return positive + math.log1p(math.exp(-abs(x)))
 
 
 def gelu(x: float) -> float:
