@@ -17,7 +17,7 @@ from strideweave.io.aiofiles_engine import AiofilesEngine
 from strideweave.io.engine import EngineStatistics
 from strideweave.io.files import OpenFile
 from strideweave.io.positioned import FileSpan, ShortFileError, read_spans
-from strideweave.runtime.await_result import waiting_is_forbidden
+from strideweave.runtime.thread_role import waiting_is_forbidden
 from strideweave.runtime.workers import worker_count
 
 MIB = 1 << 20

@@ -16,7 +16,8 @@ import pytest
 import trio
 
 from strideweave.runtime import AwaitResult
-from strideweave.runtime.await_result import DroppedAtExit, forbid_waiting
+from strideweave.runtime.await_result import DroppedAtExit
+from strideweave.runtime.thread_role import forbid_waiting
 
 pytestmark = pytest.mark.anyio
 
@@ -183,7 +184,7 @@ def test_a_raised_exception_and_its_handle_are_no_cycle(awaited):
 def test_a_daemon_thread_is_held_back_before_it_hears_that_the_interpreter_exits(monkeypatch, daemon):
     """It is frozen meanwhile; its traceback would be noise at the end of a program that ended well."""
     naps = []
-    monkeypatch.setattr("strideweave.runtime.await_result.time.sleep", naps.append)
+    monkeypatch.setattr("strideweave.runtime.thread_role.time.sleep", naps.append)
     errors = []
     handle = AwaitResult.failed(DroppedAtExit())
     thread = threading.Thread(target=lambda: errors.append(observe(handle)), daemon=daemon)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -20,41 +19,17 @@ import anyio
 from anyio.lowlevel import checkpoint, current_token
 
 from strideweave.runtime.locks import short_lock
+from strideweave.runtime.thread_role import park_daemon_thread, this_thread
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import NoReturn, Self
 
-__all__ = ["AwaitResult", "DroppedAtExit", "forbid_waiting", "park_daemon_thread", "waiting_is_forbidden"]
+__all__ = ["AwaitResult", "DroppedAtExit"]
 
 T_co = TypeVar("T_co", covariant=True)
 
 _logger = logging.getLogger("strideweave")
-
-
-class _ThreadRole(threading.local):
-    """What the calling thread may do."""
-
-    forbidden = False  # True where blocking for a request could never end
-
-
-_this_thread = _ThreadRole()
-
-
-def forbid_waiting(forbidden: bool = True) -> None:
-    """Make ``AwaitResult.wait()`` raise in the calling thread from now on (or allow it again).
-
-    The runtime thread and its workers call this: a request that blocks the thread it needs would never end.
-
-    Args:
-        forbidden: False allows waiting again.
-    """
-    _this_thread.forbidden = forbidden
-
-
-def waiting_is_forbidden() -> bool:
-    """Tell whether the calling thread belongs to the runtime, so that ``wait()`` raises in it."""
-    return _this_thread.forbidden
 
 
 class DroppedAtExit(RuntimeError):  # noqa: N818  an event, told to very few
@@ -62,16 +37,6 @@ class DroppedAtExit(RuntimeError):  # noqa: N818  an event, told to very few
 
     def __init__(self) -> None:
         super().__init__("the request was dropped because the interpreter is exiting")
-
-
-def park_daemon_thread() -> None:
-    """Hold a daemon thread back for a second where it is about to hear that the interpreter is exiting.
-
-    The interpreter freezes daemon threads a moment later. An exception at once would only print the traceback of
-    a program that ended well.
-    """
-    if threading.current_thread().daemon and not _this_thread.forbidden:
-        time.sleep(1.0)
 
 
 class AwaitResult(Awaitable[T_co], Generic[T_co]):
@@ -148,7 +113,7 @@ class AwaitResult(Awaitable[T_co], Generic[T_co]):
                 there whether or not the request has ended, so that the mistake shows on the first run.
             BaseException: what the request raised, the same object for every observation.
         """
-        if _this_thread.forbidden:
+        if this_thread.waiting_forbidden:
             raise RuntimeError(
                 "AwaitResult.wait() inside the runtime would deadlock; await the handle instead"
             )

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
 
-from strideweave.runtime.await_result import forbid_waiting, park_daemon_thread
 from strideweave.runtime.locks import settling_lock
+from strideweave.runtime.thread_role import forbid_waiting, park_daemon_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,9 +23,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from strideweave.runtime.await_result import DroppedAtExit, forbid_waiting
+from strideweave.runtime.await_result import DroppedAtExit
 from strideweave.runtime.event_loop import process
 from strideweave.runtime.locks import settling_lock, short_lock
+from strideweave.runtime.thread_role import forbid_waiting
 
 if TYPE_CHECKING:
     from strideweave.runtime.await_result import AwaitResult

@@ -1,15 +1,13 @@
 """TaskScope: the task group that one carrier owns in the runtime loop.
 
 Every request of a carrier is a task in its group (contract section 6). The group is opened by the carrier's
-first request, hosted by a small task in the runtime's root group, and closed with the carrier. Nothing a
-request raises reaches the group: a request ends by settling, which runs its cleanup once, takes it off the
-pending list, and only then makes the outcome visible, so that ``handle.wait()`` followed by ``close()``
-always succeeds.
+first request, hosted by a small task in the runtime's root group, and closed with the carrier. A request is
+taken off the pending list before its outcome is visible, so ``handle.wait()`` followed by ``close()`` always
+succeeds.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from strideweave.errors import PendingWorkError, ReleasedError
-from strideweave.runtime.await_result import DroppedAtExit, waiting_is_forbidden
 from strideweave.runtime.event_loop import current_runtime
-from strideweave.runtime.locks import settling_lock, short_lock
+from strideweave.runtime.locks import short_lock
+from strideweave.runtime.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from strideweave.runtime.event_loop import EventLoop
 
 __all__ = ["ScopeStatistics", "TaskScope"]
-
-_logger = logging.getLogger("strideweave")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,97 +47,6 @@ class ScopeStatistics:
     failed: int
     pending: int
     closed: bool
-
-
-class _Request:
-    """One request: what to run, and whom to tell."""
-
-    __slots__ = ("args", "at_once", "cleanup", "function", "handle", "nested", "scope", "settled")
-
-    def __init__(
-        self,
-        scope: TaskScope,
-        handle: AwaitResult[Any],
-        function: Callable[..., Awaitable[Any]],
-        args: tuple[Any, ...],
-        *,
-        cleanup: Callable[[], None] | None,
-        at_once: Callable[[], Any] | None,
-    ) -> None:
-        self.scope = scope
-        self.at_once = at_once
-        self.handle = handle
-        self.function = function
-        self.args = args
-        self.cleanup = cleanup
-        self.nested = waiting_is_forbidden()  # started from inside the runtime, by another request
-        self.settled = False
-
-    async def run(self) -> None:
-        """Run the request to its end, in the runtime loop; never raises."""
-        try:
-            value = await self.function(*self.args)
-        except (
-            BaseException
-        ) as error:  # whatever it is goes to the handle; the group and the loop must survive it
-            self._fail(error)
-        else:
-            self.settle(value, None)
-
-    def end_at_once(self) -> bool:
-        """End the request without a task, if it has a way to; called by the loop, never raises."""
-        if self.at_once is None:
-            return False
-        try:
-            value = self.at_once()
-        except BaseException as error:  # as in run()
-            self._fail(error)
-            return True
-        if value is not None:
-            self.settle(value, None)
-        return value is not None
-
-    def _fail(self, error: BaseException) -> None:
-        trace = error.__traceback__
-        # Without the caller's frame: the traceback would keep the request, and so its own handle, alive.
-        self.settle(None, error.with_traceback(trace.tb_next if trace else None))
-
-    def settle(self, value: Any, error: BaseException | None, *, wake: bool = True) -> None:
-        """End the request; only the first call counts.
-
-        A request dropped at the interpreter's end wakes nobody: only daemon threads can still sleep on it, and
-        they would race the end to print a traceback.
-
-        Args:
-            value: the outcome without an error.
-            error: the outcome otherwise.
-            wake: False leaves sleeping observers asleep, where waking them could only do harm.
-        """
-        handle = self.handle
-        if error is not None and self.scope.is_stopping:
-            error = DroppedAtExit()  # what failed is the loop
-        with settling_lock:
-            if self.settled:
-                return
-            self.settled = True
-            if self.cleanup is not None:
-                error = self._clean_up(self.cleanup, error)
-            with short_lock:
-                self.scope.forget(self, failed=error is not None)
-                handle._settle(value, error)
-            # A task that is stuck must not keep the carrier alive.
-            del self.function, self.args, self.cleanup, self.at_once
-        if wake and not isinstance(error, DroppedAtExit):
-            handle._wake()
-
-    def _clean_up(self, cleanup: Callable[[], None], error: BaseException | None) -> BaseException | None:
-        """Run the cleanup and return the request's error, or the cleanup's own if there was none."""
-        try:
-            cleanup()
-        except BaseException as failure:  # the handle must end all the same
-            _logger.exception("the cleanup of a request of %s failed", self.scope.name)
-            return failure if error is None else error
-        return error
 
 
 H = TypeVar("H", bound="AwaitResult[Any]")
@@ -172,7 +77,7 @@ class TaskScope:
     def __init__(self, name: str) -> None:
         self.name = name
         self._closed = False
-        self._pending: set[_Request] = set()
+        self._pending: set[Request] = set()
         self._finished = 0
         self._failed = 0
         self._runtime: EventLoop | None = None
@@ -181,7 +86,7 @@ class TaskScope:
     def _reset_group(self) -> None:
         # From here on these belong to the runtime thread.
         self._group: TaskGroup | None = None
-        self._unopened: deque[_Request] = deque()  # requests that came before the group was entered
+        self._unopened: deque[Request] = deque()  # requests that came before the group was entered
         self._wake_host: anyio.Event | None = None
         self._hosted = False
         self._closing = False
@@ -233,7 +138,7 @@ class TaskScope:
         """
         if handle.done:
             raise ValueError("a request needs a new handle, and this one is done already")
-        request = _Request(self, handle, function, args, cleanup=cleanup, at_once=at_once)
+        request = Request(self, handle, function, args, cleanup=cleanup, at_once=at_once)
         runtime = current_runtime()
         with short_lock:
             if self._closed:
@@ -299,7 +204,7 @@ class TaskScope:
         with short_lock:
             return [request.handle for request in self._pending if request.nested or not nested_only]
 
-    def forget(self, request: _Request, *, failed: bool) -> None:
+    def forget(self, request: Request, *, failed: bool) -> None:
         """Take a settled request off the list; called under both locks."""
         self._pending.discard(request)
         runtime = self._runtime
@@ -324,8 +229,10 @@ class TaskScope:
         self._runtime = None
         self._reset_group()
 
-    def _begin(self, request: _Request) -> None:
+    def _begin(self, request: Request) -> None:
         """Make the request a task of the group, and open the group if need be; called by the loop."""
+        if request.settled:  # dropped on its way here
+            return
         try:
             if not self._hosted and self._runtime is not None:
                 self._hosted = True

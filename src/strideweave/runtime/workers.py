@@ -19,8 +19,9 @@ from typing import ParamSpec, TypeVar
 import anyio
 from anyio.lowlevel import checkpoint
 
-from strideweave.runtime.await_result import AwaitResult, forbid_waiting
+from strideweave.runtime.await_result import AwaitResult
 from strideweave.runtime.event_loop import current_runtime
+from strideweave.runtime.thread_role import forbid_waiting
 
 __all__ = ["INLINE_BYTES", "WorkerPool", "run_jobs", "worker_count"]
 
