@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import sys
 from dataclasses import dataclass
-from typing import Any, NoReturn, Self, final
+from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,16 @@ from strideweave.carriers.base import CarrierStatistics
 from strideweave.carriers.lifecycle import check_slot_count
 from strideweave.carriers.memory import MemoryCarrier
 from strideweave.dtype import DType
-from strideweave.io.buffers import aligned_array
+from strideweave.io.buffers import HUGE_BYTES, aligned_array
 from strideweave.layout.int_tuple import as_integer
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = ["CPU", "CPUStatistics"]
+
+# The allocator below NumPy keeps nothing larger than this, and frees it under the interpreter's lock.
+_LARGE_RESULT_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +147,13 @@ class CPU(MemoryCarrier):
         return aligned_array(size * dtype.itemsize).view(dtype.numpy)
 
     def _allocate_result(self, size: int) -> Self:
-        # NumPy's allocator keeps what was freed for the next array, and asks for huge pages where it is large:
-        # the page faults of a mapping of its own would take longer than the values.
-        return self._around(np.empty(size, self._dtype.numpy), dtype=self._dtype, mutable=True)
+        dtype = self._dtype
+        if size * dtype.itemsize > _LARGE_RESULT_BYTES:
+            slots = self._make_slots(size, dtype)
+        else:
+            # NumPy's allocator keeps what was freed for the next array; fresh pages would cost more than the copy.
+            slots = np.empty(size, dtype.numpy)
+        return self._around(slots, dtype=dtype, mutable=True)
 
     def _allocate_in_place(self, size: int) -> None:
         super()._allocate_in_place(size)
@@ -152,8 +162,11 @@ class CPU(MemoryCarrier):
     def _discard(self, start: int, slots: int) -> None:
         self._require_live()
         if self._owns_memory:
-            width = self._dtype.itemsize
-            self._discarded_bytes += _give_back_pages(self._slots.ctypes.data + start * width, slots * width)
+            address, width = self._slots.ctypes.data, self._dtype.itemsize
+            if not self._discarded_bytes and self._slots.nbytes >= HUGE_BYTES:
+                # Else the kernel would, some day, fill up the huge page that the rest lies in.
+                _advise_pages(address, self._slots.nbytes, "MADV_NOHUGEPAGE")
+            self._discarded_bytes += _advise_pages(address + start * width, slots * width, "MADV_DONTNEED")
 
 
 def _slots_at(pointer: int, size: int, dtype: DType) -> NDArray[Any]:
@@ -168,17 +181,27 @@ def _slots_at(pointer: int, size: int, dtype: DType) -> NDArray[Any]:
     return np.frombuffer(memoryview(memory), dtype.numpy) if size else np.empty(0, dtype.numpy)
 
 
-def _give_back_pages(address: int, nbytes: int) -> int:
-    """Give the whole pages inside a range of private anonymous memory back to the system.
-
-    Returns how many bytes went. What is read there later is zero or stale; the range stays allocated.
-    """
+def _find_madvise() -> Callable[[int, int, int], int] | None:
     if sys.platform != "linux":
-        return 0  # only Linux drops the pages of MADV_DONTNEED at once
+        return None  # only Linux drops the pages of MADV_DONTNEED at once
+    function = ctypes.CDLL(None, use_errno=True).madvise
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return function
+
+
+_MADVISE = _find_madvise()  # unlike mmap.madvise, it lets go of the interpreter's lock
+
+
+def _advise_pages(address: int, nbytes: int, advice: str) -> int:
+    """Advise the system about the whole pages inside a range of private anonymous memory.
+
+    ``MADV_DONTNEED`` gives them back: what is read there later is zero, and the range stays allocated.
+
+    Returns:
+        How many bytes the advice was taken for.
+    """
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     length = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
-    if length <= 0:
+    if length <= 0 or _MADVISE is None:
         return 0
-    madvise = ctypes.CDLL(None, use_errno=True).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return length if madvise(first, length, mmap.MADV_DONTNEED) == 0 else 0
+    return length if _MADVISE(first, length, getattr(mmap, advice)) == 0 else 0

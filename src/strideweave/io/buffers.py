@@ -10,6 +10,7 @@ import mmap
 import operator
 import weakref
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,13 +23,25 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ALIGNMENT", "Buffer", "BufferPool", "BufferPoolStatistics", "MAPPED_BYTES", "aligned_array"]
+__all__ = [
+    "ALIGNMENT",
+    "Buffer",
+    "BufferPool",
+    "BufferPoolStatistics",
+    "HUGE_BYTES",
+    "MAPPED_BYTES",
+    "aligned_array",
+]
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register."""
 
 MAPPED_BYTES = 64 * 1024
 """Bytes: from here on an allocation is a mapping of its own, so that freeing it returns it to the system."""
+
+HUGE_BYTES = 4 * 1024 * 1024
+"""Bytes: from here on a mapping asks for huge pages, as NumPy's own arrays do. One page fault then brings 2 MiB
+instead of 4 KiB, and a first write runs three to five times faster."""
 
 
 def _byte_count(nbytes: int) -> int:
@@ -40,7 +53,11 @@ def _byte_count(nbytes: int) -> int:
 
 def _map(nbytes: int) -> mmap.mmap:
     # Private: a shared anonymous mapping is shared with forked children and does not shrink through madvise.
-    return mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapping = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if nbytes >= HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel that was built without them
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    return mapping
 
 
 def aligned_array(nbytes: int) -> NDArray[np.uint8]:
@@ -138,6 +155,10 @@ class Buffer:
         last = stop if stop == self.nbytes else stop // page * page
         if first >= last:
             return 0
+        if self.nbytes >= HUGE_BYTES and hasattr(mmap, "MADV_NOHUGEPAGE"):
+            with suppress(OSError):  # as in _map
+                # Else the kernel would, some day, fill up the huge page that the rest lies in.
+                self._mapping.madvise(mmap.MADV_NOHUGEPAGE)
         self._mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
         return last - first
 

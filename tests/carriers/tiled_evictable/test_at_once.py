@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from strideweave import CPU, LRU, KeepResident, Streaming
+from strideweave.carriers.tiled_evictable.projection import INLINE_BYTES
 from strideweave.carriers.tiled_evictable.traffic import TileTraffic
-from strideweave.runtime.workers import INLINE_BYTES
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from strideweave.carriers.base import Carrier
 from strideweave.carriers.tiled_evictable.traffic import Changes
 from strideweave.errors import ImmutableError, OwnershipError, ReleasedError
 from strideweave.runtime.await_result import AwaitResult
-from strideweave.runtime.workers import INLINE_BYTES, run_jobs
+from strideweave.runtime.workers import run_jobs
 from strideweave.tensor import Tensor
 from strideweave.tiles.coordinates import NO_ORDINALS
 from strideweave.tiles.plan import RequestPlan, plan_request
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["AwaitProjection", "start_projection"]
 
 _FEW_TILES = 8  # up to this many, copying tile by tile takes less time than preparing to copy them together
-_PIECE_BYTES = 2 << 20  # copies above INLINE_BYTES are cut into pieces of this size for the workers
+INLINE_BYTES = 1 << 20  # up to this much, the loop has copied before a worker would have woken up
+_SHARED_BYTES = 32 << 20  # from here on two workers are done before one would be
+_PIECE_BYTES = 2 << 20  # what a worker copies at once then
 
 
 class AwaitProjection(AwaitResult[Tensor]):
@@ -199,13 +201,16 @@ class _Projection:
     async def _copy_resident(self, positions: Ordinals, compact: Flat) -> None:
         required = self.plan.required
         ordinals = required if len(positions) == len(required) else required[positions]
-        if len(ordinals) * self.traffic.tile_bytes <= INLINE_BYTES:
+        nbytes = len(ordinals) * self.traffic.tile_bytes
+        if nbytes <= INLINE_BYTES:
             self._copy_inline(ordinals, positions, compact)
             return
         with self.traffic.lock:
             blocks = self.traffic.primary.blocks(ordinals)
         jobs = [
-            self.geometry.row_jobs(block.array, block.rows, positions[block.positions], compact, _PIECE_BYTES)
+            self.geometry.row_jobs(
+                block.array, block.rows, positions[block.positions], compact, _piece_bytes(nbytes)
+            )
             for block in blocks
         ]
         await run_jobs([job for batch in jobs for job in batch])
@@ -228,9 +233,15 @@ class _Projection:
 
         async def consume(wave: Ordinals, rows: list[Flat]) -> None:
             at = [position_of[ordinal] for ordinal in wave.tolist()]
-            if len(wave) * self.traffic.tile_bytes > INLINE_BYTES:
-                await run_jobs(self.geometry.jobs(rows, at, compact, _PIECE_BYTES))
+            nbytes = len(wave) * self.traffic.tile_bytes
+            if nbytes > INLINE_BYTES:
+                await run_jobs(self.geometry.jobs(rows, at, compact, _piece_bytes(nbytes)))
             else:
                 self.geometry.copy_in(rows, at, compact)
 
         await self.traffic.stream(ordinals, consume)
+
+
+def _piece_bytes(nbytes: int) -> int:
+    """How much of a copy of that size a worker takes at once."""
+    return nbytes if nbytes < _SHARED_BYTES else _PIECE_BYTES
