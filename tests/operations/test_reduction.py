@@ -66,7 +66,8 @@ def test_a_nan_wins(make):
     for dtype in (DType.Float32, DType.BFloat16):
         x = make([1.0, np.nan, 3.0], dtype)
         assert np.isnan(sw.reduce_max(x).item())
-        assert sw.argmax(x).item() == 1
+        assert np.isnan(sw.reduce_min(x).item())
+        assert sw.argmax(x).item() == sw.argmin(x).item() == 1
 
 
 def test_nothing_to_reduce(make):
@@ -78,23 +79,28 @@ def test_nothing_to_reduce(make):
         sw.reduce_max(empty)
     with pytest.raises(ValueError, match="no elements"):
         sw.argmax(empty, axis=0)
+    for call in (lambda: sw.reduce_min(empty), lambda: sw.argmin(empty, axis=0)):
+        with pytest.raises(ValueError, match=r"min: axes .* hold no elements"):
+            call()
     with pytest.warns(RuntimeWarning) if isinstance(empty.carrier, CPU) else nullcontext():
         assert np.isnan(sw.reduce_mean(empty, axis=0).numpy()).all()
 
 
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
 @pytest.mark.parametrize("dtype", DType.members())
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])
-def test_argmax_is_numpys_and_int64(make, dtype, axis):
+def test_the_place_of_an_extreme_is_numpys_and_int64(make, name, dtype, axis):
     x = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype.numpy)
-    result = sw.argmax(make(x), axis=axis)
-    expected = np.argmax(x.astype(float), axis=axis)
+    result = getattr(sw, name)(make(x), axis=axis)
+    expected = getattr(np, name)(x.astype(float), axis=axis)
     assert result.dtype is DType.Int64
     assert result.tolist() == np.asarray(expected).tolist()
 
 
-def test_argmax_counts_in_c_order_whatever_the_layout(make):
-    x = np.array([[0, 5], [9, 1], [2, 3]])
+def test_places_count_in_c_order_whatever_the_layout(make):
+    x = np.array([[3, 5], [9, 1], [2, 3]])
     assert sw.argmax(make(x).T).item() == np.argmax(x.T)
+    assert sw.argmin(make(x).T).item() == np.argmin(x.T)
 
 
 @pytest.mark.parametrize(
@@ -121,3 +127,37 @@ def test_argmax_takes_one_axis(make):
         sw.argmax(make(np.zeros((2, 3))), axis=(0, 1))
     with pytest.raises(ValueError, match="argmax: axis 2"):
         sw.argmax(make(np.zeros((2, 3))), axis=2)
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+@pytest.mark.parametrize("dtype", DType.members())
+def test_running_sums_are_numpys(make, agree, dtype, axis):
+    x = np.array([[0, 1, 1], [1, 1, 0]]).astype(dtype.numpy)
+    kept = dtype if dtype.is_differentiable else DType.Int64
+    expected = np.cumsum(x.astype(np.float32) if dtype in SMALL else x, axis=axis, dtype=None)
+    agree(sw.cumsum(make(x), axis=axis), expected.astype(kept.numpy))
+
+
+def test_running_sums_run_in_c_order_whatever_the_layout(make):
+    x = np.arange(6).reshape(2, 3)
+    assert sw.cumsum(make(x).T).tolist() == np.cumsum(x.T).tolist()
+    assert sw.cumsum(make(x).T, axis=1).tolist() == np.cumsum(x.T, axis=1).tolist()
+    assert sw.cumsum(make(np.zeros((2, 0))), axis=1).shape == (2, 0)
+    assert sw.cumsum(make(np.zeros((2, 0)))).shape == (0,)
+    assert sw.cumsum(make(7.0)).tolist() == [7.0]
+
+
+def test_running_sums_of_small_floats_are_rounded_once_each(make):
+    x = np.full(600, 1, DType.BFloat16.numpy)
+    expected = np.arange(1, 601).astype(np.float32).astype(x.dtype)
+    assert sw.cumsum(make(x)).tolist() == expected.tolist()
+    assert sw.cumsum(make([200] * 3, DType.UInt8)).tolist() == [200, 400, 600]
+
+
+@pytest.mark.parametrize(
+    ("axis", "error"), [(2, ValueError), (-3, ValueError), ((0,), TypeError), (0.0, TypeError)]
+)
+@pytest.mark.parametrize("name", ["cumsum", "argmin"])
+def test_one_axis_that_is_there_is_wanted(make, name, axis, error):
+    with pytest.raises(error, match=name):
+        getattr(sw, name)(make(np.zeros((2, 3))), axis=axis)
