@@ -187,19 +187,6 @@ class Tensor(Operand):
             raise ValueError(f"the gradient of a tensor of shape {self.shape} has shape {value.shape}")
         return value
 
-    def _accumulate(self, gradient: Tensor, *, fresh: bool) -> None:
-        """Add to ``grad``; ``fresh`` says that nobody else holds the storage of ``gradient``."""
-        if self._grad is not None:
-            self._grad = elementwise.add(self._grad, gradient).detach()
-            return
-        layout = gradient.layout
-        if not (fresh and layout.is_injective and layout.size == gradient.carrier.size()):
-            # A gradient that is shared or spread over a broadcast view would change with what it shares.
-            values = gradient.numpy(copy=True).reshape(-1)
-            carrier = self._carrier._adopt_like(values, self.dtype)
-            gradient = Tensor._of(carrier, 0, row_major(self.shape), False)
-        self._grad = gradient.detach()
-
     # Elements
 
     def __getitem__(self, index: int | tuple[Any, ...]) -> bool | int | float:
@@ -282,7 +269,8 @@ class Tensor(Operand):
 
     def detach(self) -> Tensor:
         """Give the same values on the same carrier, with ``requires_grad`` False."""
-        return Tensor(self._carrier, self._offset, self._layout, requires_grad=False)
+        self._carrier._require_live()
+        return Tensor._of(self._carrier, self._offset, self._layout, False)
 
     def permute(self, *axes: int | tuple[int, ...]) -> Tensor:
         """Reorder the axes, given as integers or as one tuple; see ``strideweave.permute``."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
 
 from strideweave.autograd.mode import no_grad
-from strideweave.operations.definition import apply
+from strideweave.layout import row_major
+from strideweave.runtime.locks import short_lock
 
 if TYPE_CHECKING:
     from strideweave.autograd.graph import Node
     from strideweave.tensor import Tensor
+
+    Arrivals: TypeAlias = list[tuple[Tensor, Tensor]]
+    """Leaves, each with the gradient that arrived there."""
 
 __all__ = ["run_backward"]
 
@@ -17,8 +23,8 @@ __all__ = ["run_backward"]
 def run_backward(root: Tensor, cotangent: Tensor, *, retain_graph: bool) -> None:
     """Send a cotangent from a result back to every leaf it was made from.
 
-    Everything is checked before anything is computed, and leaves receive their gradients at the end, so that
-    a failure leaves every ``grad`` as it was.
+    The whole graph is checked before anything is computed, and leaves receive their gradients at the end, all
+    of them at once, so that a failure leaves every ``grad`` and the graph as they were.
 
     Args:
         root: the result; it requires grad.
@@ -29,30 +35,25 @@ def run_backward(root: Tensor, cotangent: Tensor, *, retain_graph: bool) -> None
         RuntimeError: a part of the graph was used up by an earlier pass.
         StaleGraphError: a saved value was changed or released since.
     """
-    leaves: dict[int, tuple[Tensor, Tensor]] = {}
-    with no_grad():
-        if root.grad_fn is None:
-            leaves[id(root)] = (root, cotangent)
-        else:
-            order = _results_last(root.grad_fn)
-            for node in order:
-                node.check()
-            _walk(order, root.grad_fn, cotangent, leaves)
-            if not retain_graph:
-                for node in order:
-                    node.use_up()
-        taken = {id(cotangent.carrier)}
-        for leaf, gradient in leaves.values():
-            fresh = id(gradient.carrier) not in taken
-            taken.add(id(gradient.carrier))
-            leaf._accumulate(gradient, fresh=fresh)
+    # The slope of a root at 0 is infinite; that is a value and no reason for a warning from deep inside.
+    with no_grad(), np.errstate(all="ignore"):
+        order = _results_last(root)
+        for node in order:
+            node.check()
+        _deposit(_owned(_walk(order, root, cotangent), cotangent))
+    if not retain_graph:
+        for node in order:
+            node.use_up()
 
 
-def _results_last(root: Node) -> list[Node]:
+def _results_last(root: Tensor) -> list[Node]:
     """Every node below ``root``, inputs before the results made from them; without recursion."""
+    first = root.grad_fn
+    if first is None:
+        return []
     order: list[Node] = []
-    seen = {root}
-    stack = [(root, iter(root.inputs))]
+    seen = {first}
+    stack = [(first, iter(first.inputs))]
     while stack:
         node, inputs = stack[-1]
         for tensor in inputs:
@@ -67,22 +68,64 @@ def _results_last(root: Node) -> list[Node]:
     return order
 
 
-def _walk(order: list[Node], root: Node, cotangent: Tensor, leaves: dict[int, tuple[Tensor, Tensor]]) -> None:
-    arrived = {root: cotangent}
+def _walk(order: list[Node], root: Tensor, cotangent: Tensor) -> Arrivals:
+    """Call the pullback of every node that something arrives at, results before inputs."""
+    leaves: dict[int, tuple[Tensor, Tensor]] = {}
+    arrived: dict[Node, Tensor] = {}
+
+    def arrive(tensor: Tensor, share: Tensor) -> None:
+        below = tensor.grad_fn
+        if below is not None:
+            earlier = arrived.get(below)
+            arrived[below] = share if earlier is None else _sum(earlier, share)
+        else:
+            place = leaves.get(id(tensor))
+            leaves[id(tensor)] = (tensor, share if place is None else _sum(place[1], share))
+
+    arrive(root, cotangent)
     for node in reversed(order):
         incoming = arrived.pop(node, None)
         if incoming is None:  # no path from the root brought anything here
             continue
         for tensor, share in zip(node.inputs, node.pull_back(incoming), strict=True):
-            if share is None or not tensor.requires_grad:
-                continue
-            below = tensor.grad_fn
-            if below is not None:
-                arrived[below] = _sum(arrived.get(below), share)
-            else:
-                earlier = leaves.get(id(tensor))
-                leaves[id(tensor)] = (tensor, _sum(earlier[1] if earlier else None, share))
+            if share is not None and tensor.requires_grad:
+                arrive(tensor, share)
+    return list(leaves.values())
 
 
-def _sum(earlier: Tensor | None, share: Tensor) -> Tensor:
-    return share if earlier is None else apply("add", earlier, share)
+def _sum(earlier: Tensor, share: Tensor) -> Tensor:
+    return earlier.carrier._sum_gradients(earlier, share)
+
+
+def _owned(arrivals: Arrivals, cotangent: Tensor) -> Arrivals:
+    """Give each gradient storage that nobody else refers to, and that it fills.
+
+    One that is shared, with the caller's argument or with another leaf, would change with what it shares; one
+    that repeats slots, as the gradient of a sum does, could not be written to.
+    """
+    taken = {cotangent.carrier}
+    owned = []
+    for leaf, arrival in arrivals:
+        gradient, carrier, layout = arrival, arrival.carrier, arrival.layout
+        if carrier in taken or layout.size != carrier.size() or not layout.is_injective:
+            carrier = carrier._adopt_like(gradient.numpy(copy=True).reshape(-1), gradient.dtype)
+            gradient = type(leaf)._of(carrier, 0, row_major(gradient.shape), False)
+        taken.add(carrier)
+        owned.append((leaf, gradient))
+    return owned
+
+
+def _deposit(arrivals: Arrivals) -> None:
+    """Add to every ``grad`` or, after an error, to none; passes of other threads are never overwritten."""
+    totals: list[tuple[Tensor | None, Tensor] | None] = [None] * len(arrivals)
+    while True:
+        for place, (leaf, gradient) in enumerate(arrivals):
+            earlier, known = leaf.grad, totals[place]
+            if known is None or known[0] is not earlier:
+                totals[place] = (earlier, gradient if earlier is None else _sum(earlier, gradient))
+        ready = [(leaf, *total) for (leaf, _), total in zip(arrivals, totals, strict=True) if total]
+        with short_lock:
+            if all(leaf.grad is earlier for leaf, earlier, _ in ready):
+                for leaf, _, total in ready:
+                    leaf._grad = total
+                return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, cast
+from weakref import ref
 
 from strideweave.errors import StaleGraphError
 from strideweave.operations.definition import RESULT, Operand, Pullback
@@ -32,11 +33,12 @@ class Node:
         name: the operation's name, or ``"move"``, ``"project"``, ``"scatter"``.
         inputs: the tensors the result was made from.
         pullback: takes the cotangent of the result, of its shape and dtype, and gives one cotangent per
-            input, or None where there is none. It runs without gradients.
+            input, of that input's shape, dtype and carrier class, or None where there is none. It runs without
+            gradients. It must not refer to the result itself, or the two would keep each other alive.
         saved: the tensors whose values ``pullback`` reads.
     """
 
-    __slots__ = ("_inputs", "_name", "_pullback", "_saved")
+    __slots__ = ("_inputs", "_name", "_pullback", "_saved", "_used")
 
     def __init__(
         self,
@@ -46,9 +48,10 @@ class Node:
         saved: Iterable[Tensor] = (),
     ) -> None:
         self._name = name
-        self._inputs: tuple[Tensor, ...] = inputs
+        self._inputs = inputs
         self._pullback: Callable[[Tensor], Sequence[Tensor | None]] | None = pullback
         self._saved = tuple(_Saved(tensor.carrier, tensor.carrier.version) for tensor in saved)
+        self._used: tuple[ref[Tensor], ...] = ()
 
     @property
     def name(self) -> str:
@@ -57,8 +60,11 @@ class Node:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors the result was made from."""
-        return self._inputs
+        """The tensors the result was made from; once the node is used up, those that someone else still holds."""
+        if self._pullback is not None:
+            return self._inputs
+        alive = (reference() for reference in self._used)
+        return tuple(tensor for tensor in alive if tensor is not None)
 
     def check(self) -> None:
         """Make sure that the node can be traversed.
@@ -68,34 +74,45 @@ class Node:
             StaleGraphError: a value that backward reads was changed or released since.
         """
         if self._pullback is None:
-            raise RuntimeError(
-                f"the graph of {self._name!r} was used up by an earlier backward pass; "
-                "pass retain_graph=True to the earlier one to go through it again"
-            )
+            raise self._used_up()
         for carrier, version in self._saved:
             if carrier.is_released():
-                raise StaleGraphError(f"{self._name!r} needs a value whose carrier was released since")
+                raise StaleGraphError(
+                    f"backward of {self._name!r} needs a value whose carrier was released since; release it, or "
+                    "move it away, after backward"
+                )
             if carrier.version != version:
                 raise StaleGraphError(
-                    f"{self._name!r} needs the values its inputs had at version {version} of their carrier, and "
-                    f"that is at version {carrier.version} now; compute again after the write, or write later"
+                    f"backward of {self._name!r} needs a value as it was at version {version} of its carrier, "
+                    f"which is at version {carrier.version} now; write after backward, or compute again"
                 )
 
     def pull_back(self, cotangent: Tensor) -> Sequence[Tensor | None]:
-        """Give the cotangent of each input."""
+        """Give the cotangent of each input.
+
+        Raises:
+            RuntimeError: an earlier backward pass used the node up.
+        """
         pullback = self._pullback
-        if pullback is None:
-            self.check()
-            raise RuntimeError("unreachable")
+        if pullback is None:  # by a pass of another thread, after this one's check
+            raise self._used_up()
         return pullback(cotangent)
 
     def use_up(self) -> None:
-        """Let go of what backward needs; the inputs stay visible."""
+        """Let go of the saved values and of the inputs, so that their memory goes though the result stays."""
+        self._used = tuple(ref(tensor) for tensor in self._inputs)
         self._pullback = None
+        self._inputs = ()
         self._saved = ()
 
+    def _used_up(self) -> RuntimeError:
+        return RuntimeError(
+            f"the graph of {self._name!r} was used up by an earlier backward pass; to go through it again, "
+            "pass retain_graph=True to every pass but the last"
+        )
+
     def __repr__(self) -> str:
-        return f"<Node {self._name!r} of {len(self._inputs)} inputs>"
+        return f"<Node {self._name!r}>"
 
 
 def attach(result: Tensor, node: Node) -> Tensor:
@@ -106,11 +123,15 @@ def attach(result: Tensor, node: Node) -> Tensor:
 
 def record(bound: BoundOperation, result: Tensor) -> Tensor:
     """Note on the result of an operation how it came about."""
-    definition = bound.definition
-    saves = definition.saves
-    operands = bound.operands
-    kept = result.detach() if RESULT in saves else None
-    wanted = tuple(isinstance(operand, Operand) and operand.requires_grad for operand in operands)
+    operands, definition = bound.operands, bound.definition
+    wanted = tuple([isinstance(operand, Operand) and operand.requires_grad for operand in operands])
+    positions = {at for asked, read in zip(wanted, definition.saves, strict=False) if asked for at in read}
+    read = [operands[at] for at in positions if at != RESULT]
+    saved = [cast("Tensor", operand) for operand in read if isinstance(operand, Operand)]
+    kept = None
+    if RESULT in positions:
+        kept = result.detach()
+        saved.append(kept)
     pullback = Pullback(operands, kept, bound.options, wanted)
 
     def pull_back(cotangent: Tensor) -> list[Tensor | None]:
@@ -123,9 +144,5 @@ def record(bound: BoundOperation, result: Tensor) -> Tensor:
             if isinstance(operand, Operand)
         ]
 
-    tensors = cast("tuple[Tensor, ...]", bound.tensors)
-    saved = [operands[position] for position in saves if position != RESULT]
-    read = [cast("Tensor", operand) for operand in saved if isinstance(operand, Operand)]
-    if kept is not None:
-        read.append(kept)
-    return attach(result, Node(definition.name, tensors, pull_back, read))
+    inputs = cast("tuple[Tensor, ...]", bound.tensors)
+    return attach(result, Node(definition.name, inputs, pull_back, saved))

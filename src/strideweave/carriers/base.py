@@ -8,6 +8,8 @@ not memory and does not compute.
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -16,11 +18,13 @@ from strideweave.carriers.array_views import gathered
 from strideweave.carriers.lifecycle import CarrierLifecycle, CarrierStatistics
 from strideweave.carriers.view_operations import ViewOperation
 from strideweave.dtype import DType
+from strideweave.layout import row_major
 from strideweave.layout.int_tuple import as_integer
+from strideweave.operations.definition import apply
 from strideweave.operations.table import OPERATIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Self
 
     from numpy.typing import NDArray
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from strideweave.layout import Layout
     from strideweave.operations.definition import Operation, OperationCapability
     from strideweave.operations.operand import Operand
+    from strideweave.tensor import Tensor
 
 __all__ = ["Carrier", "CarrierStatistics"]
 
@@ -85,7 +90,11 @@ class Carrier(CarrierLifecycle):
             IndexError: ``i`` is outside ``[0, size())``.
         """
         self._require_live()
-        return self._load_slot(self._check_index(i))
+        try:
+            return self._load_slot(self._check_index(i))
+        except IndexError:
+            self._require_live()  # another thread may have released it this very moment
+            raise
 
     def set_value(self, i: int, value: object) -> None:
         """Write slot ``i`` and advance the version by one; after an error nothing has changed.
@@ -204,14 +213,21 @@ class Carrier(CarrierLifecycle):
         """
         raise NotImplementedError(f"{type(self).__name__} does not scatter; use a carrier in memory")
 
+    def _require_live_and_owner(self, owner: object) -> None:
+        self._require_live()
+        self._require_owner(owner)
+
     def _set_as(self, owner: object, i: int, value: object) -> None:
         """Write a slot and advance the version as the owner (None: of an unowned carrier), mutable or not."""
-
-        def check() -> None:
-            self._require_live()
-            self._require_owner(owner)
-
+        check = partial(self._require_live_and_owner, owner)
         (self._set_through_io if self._slots_do_io else self._set_at_once)(i, value, check)
+
+    def _scatter_as(self, owner: object, source: Operand, layout: Layout, first: int) -> None:
+        """Write a tensor's values to checked slots, relative to ``first``, and advance the version as the owner.
+
+        NotImplementedError where this carrier class cannot; nothing has changed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not scatter; use a carrier in memory")
 
     # Storage (internal)
 
@@ -261,6 +277,17 @@ class Carrier(CarrierLifecycle):
         """Make a fresh carrier of this class around a fresh 1-D array that nobody else refers to."""
         return self.new_like(values, dtype=dtype)
 
+    def _sum_gradients(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add two gradients of one shape that lie on this carrier class, without changing either.
+
+        A class that has no addition, since it only keeps values, adds in memory.
+        """
+        if self.operation_capabilities("add"):
+            return apply("add", x, y)
+        total = np.add(x.numpy(), y.numpy())
+        carrier = self._adopt_like(total.reshape(-1), x.dtype)
+        return type(x)._of(carrier, 0, row_major(total.shape), False)
+
     def _allocate_result(self, size: int) -> Self:
         """Make a fresh mutable carrier of this class and dtype, for values that follow at once."""
         return self.allocate_like(size, mutable=True, empty=True)
@@ -303,6 +330,19 @@ class Carrier(CarrierLifecycle):
             self._writes_in_flight += 1
         try:
             self._store_slot(index, converted)
+        except BaseException:  # whatever it was, the write is over
+            self._end_write(0)
+            raise
+        self._end_write(1)
+
+    @contextmanager
+    def _writing(self, check: Callable[[], None]) -> Iterator[None]:
+        """Guard one write of many slots: it is a write in flight, and advances the version if it succeeds."""
+        with self._lock:
+            check()
+            self._writes_in_flight += 1
+        try:
+            yield
         except BaseException:  # whatever it was, the write is over
             self._end_write(0)
             raise

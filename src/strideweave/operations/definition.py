@@ -108,14 +108,15 @@ class Pullback:
     """What a vector-Jacobian product may look at.
 
     Attributes:
-        operands: the operands of the forward call; those named in ``saves`` have the values they had then.
-        result: the detached result, where ``saves`` names it.
+        operands: the operands of the forward call; those that ``saves`` names for a wanted operand have the
+            values they had then, and of the others only shape and dtype are sure.
+        result: the detached result, where ``saves`` names it for a wanted operand; else None.
         options: the options in normal form.
         wanted: for each operand, whether its cotangent is asked for.
     """
 
     operands: tuple[Any, ...]
-    result: Tensor | None
+    result: Any
     options: Mapping[str, Any]
     wanted: tuple[bool, ...]
 
@@ -133,7 +134,8 @@ class OperationDefinition:
         result: ``"tensor"`` or ``"view"``.
         vjp: the vector-Jacobian product: takes a ``Pullback`` and the result's cotangent, and gives a cotangent
             or None for each operand, computed with operations on tensors. None for an operation without one.
-        saves: the positions of the operands whose values ``vjp`` reads, ``RESULT`` for the result's.
+        saves: for each operand, the positions of the operands whose values ``vjp`` reads for its cotangent,
+            ``RESULT`` for the result's; shorter where the rest reads none.
     """
 
     name: str
@@ -141,7 +143,7 @@ class OperationDefinition:
     infer: Callable[..., Inferred]
     result: str = TENSOR
     vjp: Callable[[Pullback, Tensor], Sequence[Tensor | None]] | None = None
-    saves: tuple[int, ...] = ()
+    saves: tuple[tuple[int, ...], ...] = ()
 
     def capabilities(self) -> tuple[OperationCapability, ...]:
         """One entry per overload."""
