@@ -88,6 +88,7 @@ def make_model() -> Iterator[Callable[..., Model]]:
         policy=None,
         mutable: bool = True,
         dtype: DType = DType.Float32,
+        keep: bool = True,
     ) -> Model:
         values = expert_values(dtype)
 
@@ -104,7 +105,8 @@ def make_model() -> Iterator[Callable[..., Model]]:
         elif start == "secondary":
             slow = slow.new_like(values.ravel())
         carrier = TiledEvictable(fast, slow, (EXPERTS, 1, 1), (1, ROWS, COLUMNS), residency_policy=policy)
-        made.append(carrier)
+        if keep:  # else it goes when the test lets go of it
+            made.append(carrier)
         return Model(carrier, Tensor(carrier, 0, row_major(EXPERTS, ROWS, COLUMNS)), values)
 
     yield make

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -120,7 +120,6 @@ class TiledEvictable(DependentCarrier):
             classes=classes,
             start=start,
         )
-        self._facet = TiledResidencyFacet(self)
 
     # Geometry and tiers
 
@@ -236,7 +235,7 @@ class TiledEvictable(DependentCarrier):
             InvalidTileError: a tile has no value yet.
             TileConflictError: unfinished work fetches, moves or covers one of the tiles.
         """
-        return self._facet.promote_async(tiles)
+        return TiledResidencyFacet(self).promote_async(tiles)
 
     def evict_async(self, tiles: TileSet | TileSelection) -> AwaitResidency:
         """Start moving every tile of a set out of the primary tier, dirty values to the secondary tier first.
@@ -259,21 +258,22 @@ class TiledEvictable(DependentCarrier):
             InvalidTileError: a tile has no value yet.
             TileConflictError: unfinished work needs, moves or covers one of the tiles.
         """
-        return self._facet.evict_async(tiles)
+        return TiledResidencyFacet(self).evict_async(tiles)
 
     def promote(self, tiles: TileSet | TileSelection) -> None:
         """``promote_async(tiles).wait()``: blocks the calling thread."""
-        self._facet.promote(tiles)
+        TiledResidencyFacet(self).promote(tiles)
 
     def evict(self, tiles: TileSet | TileSelection) -> None:
         """``evict_async(tiles).wait()``: blocks the calling thread."""
-        self._facet.evict(tiles)
+        TiledResidencyFacet(self).evict(tiles)
 
     def facet(self, facet_type: type[F]) -> F | None:
         """Give the ``TiledResidencyFacet`` when that is asked for, else None."""
         found = super().facet(facet_type)
-        if found is None and isinstance(self._facet, facet_type):
-            return self._facet
+        if found is None and issubclass(TiledResidencyFacet, facet_type):
+            # Made when asked for: kept, it and the carrier would hold each other, and tiles in memory with them.
+            return cast("F", TiledResidencyFacet(self))
         return found
 
     # Projection

@@ -1,0 +1,80 @@
+"""A tiled carrier that nobody holds any more goes at once, tiles and all, without the cycle collector."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+
+from strideweave import CPU, FileBacked, TiledResidencyFacet, TileSelection
+from strideweave.runtime.event_loop import current_runtime
+
+
+def let_the_loop_finish():
+    """The loop lets go of a task a few steps after its handle is done."""
+    for _ in range(8):
+        passed = threading.Event()
+        current_runtime().post(passed.set)
+        assert passed.wait(10)
+
+
+@pytest.fixture
+def no_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def fail(model, moves):
+    moves.failures.append(OSError("broken"))
+    with pytest.raises(OSError, match="broken"):
+        model.project(3).wait()
+
+
+WORK = {
+    "nothing": lambda model, moves: None,
+    "reads and writes": lambda model, moves: model.carrier.set_value(0, model.carrier[30]),
+    "promotion and eviction": lambda model, moves: (
+        model.carrier.promote(model.select(1, 2)),
+        model.carrier.evict(model.select(2)),
+    ),
+    "projection": lambda model, moves: model.check(1, 0),
+    "the facet": lambda model, moves: model.carrier.require_facet(TiledResidencyFacet).promote(
+        model.select(4)
+    ),
+    "whole reads": lambda model, moves: model.tensor.numpy(),
+    "a failure": fail,
+    "a refusal": lambda model, moves: pytest.raises(
+        ValueError, model.carrier.promote, TileSelection([[9], [0], [0]])
+    ),
+}
+
+
+@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
+def test_a_dropped_carrier_goes_at_once(make_model, control_moves, no_collector, work):
+    model = make_model(keep=False)
+    moves = control_moves(FileBacked, CPU)
+    work(model, moves)
+    gone = [weakref.ref(model.carrier), weakref.ref(model.carrier.primary)]
+    spill = model.carrier.secondary.path
+    del model
+    let_the_loop_finish()
+    assert [ref() for ref in gone] == [None, None]
+    with pytest.raises(FileNotFoundError):
+        open(spill)  # noqa: PTH123, SIM115
+
+
+def test_unfinished_work_keeps_the_carrier_until_it_ends(make_model, control_moves, no_collector):
+    model = make_model(keep=False)
+    moves = control_moves(FileBacked, CPU)
+    moves.gate.clear()
+    handle, expected = model.project(3, 1), model.values[[3, 1]]
+    moves.wait_until_entered()
+    gone = weakref.ref(model.carrier)
+    del model
+    assert gone() is not None
+    moves.open()
+    assert (handle.wait(10).numpy() == expected).all()
+    let_the_loop_finish()
+    assert gone() is None
