@@ -60,7 +60,7 @@ class DependentCarrier(Carrier):
 
     def __del__(self) -> None:
         for child in self.__dict__.get("_children", ()):  # a failed construction may have none
-            child._relinquish(self._token)
+            child._abandon(self._token)
         super().__del__()
 
 

@@ -222,23 +222,30 @@ class FileBacked(Carrier):
         return FileSpan(file, base + start * self._dtype.itemsize, slots.view(np.uint8))
 
     def _file(self) -> tuple[OpenFile, int]:
+        self._require_live()
+        file = self._opened
+        return (self._make_file() if file is None else file), self._start
+
+    def _make_file(self) -> OpenFile:
+        # Not under the lock: making a file takes its time, and the first one of a process starts the runtime.
+        fresh = current_runtime().service(SpillDirectory).create()
         with self._lock:
-            self._require_live()
-            file = self._opened
-            if file is None:
-                file = self._adopt(current_runtime().service(SpillDirectory).create())
-        return file, self._start
+            if self._opened is None and not self._released:
+                return self._adopt(fresh)
+        fresh.remove()  # another thread was quicker, or has released this carrier
+        return self._file()[0]
 
     def _can_allocate(self) -> bool:
         return self._spills and self._size == 0 and not self._released
 
     def _allocate_in_place(self, size: int) -> None:
+        count = check_slot_count(size)
+        file, _ = self._file()
         with self._lock:
             self._require_live()
             if not self._can_allocate():
                 super()._allocate_in_place(size)
-            count = check_slot_count(size)
-            self._file()[0].truncate(count * self._dtype.itemsize)
+            file.truncate(count * self._dtype.itemsize)
             self._size = count
 
     def _discard(self, start: int, slots: int) -> None:

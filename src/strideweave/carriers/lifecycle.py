@@ -139,6 +139,15 @@ class CarrierLifecycle(Storage):
             self._require_owner(owner)
             self._owner = None
 
+    def _abandon(self, owner: object) -> None:
+        """As ``_relinquish``, for a finalizer: takes no lock, and does nothing where another is the owner.
+
+        A finalizer runs in any thread at any statement, also in a thread that somebody waits for who holds the
+        lock. Nobody but the dying owner could change the owner meanwhile.
+        """
+        if self._owner is owner:
+            self._owner = None
+
     def _release_as(self, owner: object) -> None:
         """Release as the owner and end the ownership; a released carrier is left as it is."""
         self._end(owner)

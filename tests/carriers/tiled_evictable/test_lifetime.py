@@ -32,6 +32,11 @@ def fail(model, moves):
         model.project(3).wait()
 
 
+def refuse(model, moves):
+    with pytest.raises(ValueError, match="grid"):
+        model.carrier.promote(TileSelection([[9], [0], [0]]))
+
+
 WORK = {
     "nothing": lambda model, moves: None,
     "reads and writes": lambda model, moves: model.carrier.set_value(0, model.carrier[30]),
@@ -45,9 +50,7 @@ WORK = {
     ),
     "whole reads": lambda model, moves: model.tensor.numpy(),
     "a failure": fail,
-    "a refusal": lambda model, moves: pytest.raises(
-        ValueError, model.carrier.promote, TileSelection([[9], [0], [0]])
-    ),
+    "a refusal": refuse,
 }
 
 

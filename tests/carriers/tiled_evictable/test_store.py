@@ -27,6 +27,11 @@ def rows_of(store, ordinals):
     return [found[position] for position in range(len(ordinals))]
 
 
+def reserve(store, ordinals):
+    store.make_room(len(ordinals))
+    store.reserve(ordinals)
+
+
 def write(store, ordinals):
     for ordinal, row in zip(ordinals.tolist(), rows_of(store, ordinals), strict=True):
         row[...] = ordinal + 1
@@ -47,7 +52,7 @@ def slab_bytes(request, monkeypatch):
 def test_places_hold_what_was_written_there(slab_bytes, kind):
     prototype = CPU(0) if kind is CPU else Generic([])
     store = SlabStore(prototype, GRID, recycle_bytes=0)
-    store.reserve(tiles(3, 9, 0, 15))
+    reserve(store, tiles(3, 9, 0, 15))
     write(store, tiles(0, 3, 9, 15))
     check(store, tiles(15, 0, 9, 3))
     for (carrier, start), ordinal in zip(store.places(tiles(9, 3)), (9, 3), strict=True):
@@ -56,12 +61,12 @@ def test_places_hold_what_was_written_there(slab_bytes, kind):
 
 def test_recycled_places_are_bounded_and_counted(slab_bytes):
     store = SlabStore(CPU(0), GRID, recycle_bytes=3 * TILE_BYTES + 1)
-    store.reserve(tiles(*range(10)))
+    reserve(store, tiles(*range(10)))
     leftovers = store.discard(tiles(*range(8)))
     assert store.recycled_bytes == 3 * TILE_BYTES
     leftovers.give_back()
     store.reclaim(leftovers)
-    store.reserve(tiles(*range(3)))
+    reserve(store, tiles(*range(3)))
     assert store.recycled_bytes == 0
     write(store, tiles(0, 1, 2, 8, 9))
     check(store, tiles(0, 1, 2, 8, 9))
@@ -69,24 +74,24 @@ def test_recycled_places_are_bounded_and_counted(slab_bytes):
 
 def test_the_warmest_place_is_used_again_first():
     store = SlabStore(CPU(0), GRID, recycle_bytes=1 << 20)
-    store.reserve(tiles(0, 1, 2))
+    reserve(store, tiles(0, 1, 2))
     place = next(store.places(tiles(1)))
     assert not store.discard(tiles(1))
-    store.reserve(tiles(7))
+    reserve(store, tiles(7))
     assert next(store.places(tiles(7))) == place
 
 
 def test_a_slab_without_tiles_is_released(monkeypatch):
     monkeypatch.setattr(store_module, "SLAB_BYTES", 2 * TILE_BYTES)
     store = SlabStore(CPU(0), GRID, recycle_bytes=0)
-    store.reserve(tiles(0, 1, 2, 3))
+    reserve(store, tiles(0, 1, 2, 3))
     carriers = {id(carrier): carrier for carrier, _ in store.places(tiles(0, 1, 2, 3))}
     assert len(carriers) == 2
     leftovers = store.discard(tiles(0, 1))
     leftovers.give_back()
     store.reclaim(leftovers)
     assert sorted(carrier.is_released() for carrier in carriers.values()) == [False, True]
-    store.reserve(tiles(4, 5, 6))
+    reserve(store, tiles(4, 5, 6))
     write(store, tiles(2, 3, 4, 5, 6))
     check(store, tiles(2, 3, 4, 5, 6))
 
@@ -94,14 +99,14 @@ def test_a_slab_without_tiles_is_released(monkeypatch):
 def test_a_slab_is_not_released_while_its_pages_go_back():
     """Two evictions at once: one gives pages of a slab back while the other empties that slab."""
     store = SlabStore(CPU(0), GRID, recycle_bytes=0)
-    store.reserve(tiles(0, 1))
+    reserve(store, tiles(0, 1))
     first = store.discard(tiles(0))
     second = store.discard(tiles(1))
     second.give_back()
     store.reclaim(second)
     first.give_back()
     store.reclaim(first)
-    store.reserve(tiles(2, 3))
+    reserve(store, tiles(2, 3))
     write(store, tiles(2, 3))
     check(store, tiles(2, 3))
 
@@ -111,18 +116,28 @@ def test_no_memory_leaves_everything_as_it_was(monkeypatch):
     store = SlabStore(prototype, GRID, recycle_bytes=0)
     monkeypatch.setattr(store_module, "SLAB_BYTES", TILE_BYTES)
     store = SlabStore(prototype, GRID, recycle_bytes=0)
-    store.reserve(tiles(0))
+    reserve(store, tiles(0))
     write(store, tiles(0))
 
     def refuse(*_args, **_options):
         raise MemoryError("none left")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(type(prototype), "allocate_like", refuse)
-        with pytest.raises(MemoryError):
-            store.reserve(tiles(1, 2))
-    check(store, tiles(0))
-    store.reserve(tiles(1, 2))
+    allocate, made = CPU.allocate_like, []
+
+    def allocate_once(*arguments, **options):
+        if made:
+            refuse()
+        made.append(allocate(*arguments, **options))
+        return made[0]
+
+    for failing in (refuse, allocate_once):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(prototype), "allocate_like", failing)
+            with pytest.raises(MemoryError):
+                reserve(store, tiles(1, 2))
+        check(store, tiles(0))
+    assert made[0].is_released()
+    reserve(store, tiles(1, 2))
     write(store, tiles(1, 2))
     check(store, tiles(0, 1, 2))
 
@@ -139,7 +154,7 @@ def test_adopted_tiles_stay_in_place_until_they_leave(writeable):
     assert [(start, slots) for _, start, slots in leftovers.ranges] == [(4096, 3072), (9216, 1024)]
     leftovers.give_back()
     store.reclaim(leftovers)
-    store.reserve(tiles(5, 9))
+    reserve(store, tiles(5, 9))
     write(store, tiles(5, 9))
     check(store, tiles(9, 3, 5, 8))
     assert [carrier_ is carrier for carrier_, _ in store.places(tiles(9, 3, 5, 8))] == [
@@ -161,7 +176,7 @@ def test_any_sequence_of_comings_and_goings_keeps_tiles_apart(steps):
             continue
         ordinals = tiles(*chosen)
         if arrives:
-            store.reserve(ordinals)
+            reserve(store, ordinals)
             write(store, ordinals)
             present.update(chosen)
         else:
@@ -201,5 +216,5 @@ def test_write_backs_go_to_a_spill_beside_a_read_only_tier():
 def test_dtype_is_moved_as_unsigned_integers_of_its_size():
     for dtype, kind in ((DType.Bool, "u1"), (DType.BFloat16, "u2"), (DType.Float64, "u8")):
         store = SlabStore(CPU(0, dtype=dtype), GRID, recycle_bytes=0)
-        store.reserve(tiles(0))
+        reserve(store, tiles(0))
         assert rows_of(store, tiles(0))[0].dtype == np.dtype(kind)

@@ -2,8 +2,9 @@
 
 A store answers two questions, where tile ``k`` is and whether its storage may be given back, and knows
 nothing of validity or of requests. Its methods are short plain bookkeeping that the carrier's lock guards.
-Giving pages back to the system may take milliseconds, so ``discard`` only hands out the ``Leftovers``: who
-dropped the tiles calls ``Leftovers.give_back`` outside the lock, and then ``reclaim`` under it.
+What takes its time stays outside the lock: ``make_room`` and ``prepare_write`` allocate before the bookkeeping,
+and ``discard`` only hands out the ``Leftovers``, for who dropped the tiles to call ``Leftovers.give_back`` and
+then, under the lock again, ``reclaim``. All of these belong to the runtime's loop; other threads only look.
 """
 
 from __future__ import annotations
@@ -72,8 +73,11 @@ class Leftovers:
 class PrimaryStore(Protocol):
     """What a tiled carrier asks of the storage of its primary tier."""
 
+    def make_room(self, count: int) -> None:
+        """Allocate what ``reserve`` needs for so many tiles; not under the lock. May raise MemoryError."""
+
     def reserve(self, ordinals: Ordinals) -> None:
-        """Give each tile a place; MemoryError leaves everything as it was."""
+        """Give each tile a place."""
 
     def discard(self, ordinals: Ordinals) -> Leftovers:
         """Take the places of tiles back; what is to be returned to the system is the caller's to do."""
@@ -141,15 +145,26 @@ class SlabStore:
         """Bytes of warm free places."""
         return len(self._warm) * self._tile_bytes
 
-    def reserve(self, ordinals: Ordinals) -> None:
-        """Give each tile a place, warm ones first.
+    def make_room(self, count: int) -> None:
+        """Allocate slabs until ``reserve`` has free places for so many tiles.
 
         Raises:
-            MemoryError: a slab could not be allocated; the tiles have no place then.
+            MemoryError: a slab could not be allocated; everything is as it was.
         """
+        before = self._next_slab
+        complete = False
+        try:
+            while len(self._warm) + len(self._cold) < count:
+                self._add_slab()
+            complete = True
+        finally:
+            if not complete:
+                for carrier in self._remove_slabs(set(range(before, self._next_slab))):
+                    carrier.release()
+
+    def reserve(self, ordinals: Ordinals) -> None:
+        """Give each tile a place, warm ones first; ``make_room`` has seen to it that there are enough."""
         count = len(ordinals)
-        while len(self._warm) + len(self._cold) < count:
-            self._add_slab()
         places = [self._warm.pop() if self._warm else self._cold.pop() for _ in range(count)]
         for place in places:
             self._slabs[place // self._per_slab].live += 1
@@ -209,20 +224,24 @@ class SlabStore:
 
     def _add_slab(self) -> None:
         carrier = self._prototype.allocate_like(self._per_slab * self._tile_size, mutable=True, empty=True)
+        slab = _Slab(carrier, tile_rows(carrier, self._tile_size))
         number, self._next_slab = self._next_slab, self._next_slab + 1
-        self._slabs[number] = _Slab(carrier, tile_rows(carrier, self._tile_size))
+        self._slabs[number] = slab
         first = number * self._per_slab
         self._cold.extend(range(first + self._per_slab - 1, first - 1, -1))
+
+    def _remove_slabs(self, numbers: set[int]) -> list[Carrier]:
+        """Forget slabs without tiles and their cold places; gives their carriers, to be released."""
+        if numbers:
+            self._cold = [place for place in self._cold if place // self._per_slab not in numbers]
+        return [self._slabs.pop(number).carrier for number in numbers]
 
     def _chill(self, places: list[int]) -> Leftovers:
         leftovers = Leftovers()
         still_warm = {place // self._per_slab for place in self._warm}
         unused = {place // self._per_slab for place in places} - still_warm
         unused = {number for number in unused if not self._slabs[number].live}
-        for number in unused:
-            leftovers.carriers.append(self._slabs.pop(number).carrier)
-        if unused:
-            self._cold = [place for place in self._cold if place // self._per_slab not in unused]
+        leftovers.carriers = self._remove_slabs(unused)
         for place in places:
             number, row = divmod(place, self._per_slab)
             if number in self._slabs:
@@ -256,6 +275,10 @@ class AdoptedStore:
     def recycled_bytes(self) -> int:
         """Bytes of warm free places in the slabs."""
         return self._slabs.recycled_bytes
+
+    def make_room(self, count: int) -> None:
+        """Allocate slabs for tiles that left before; MemoryError as there."""
+        self._slabs.make_room(count)
 
     def reserve(self, ordinals: Ordinals) -> None:
         """Give tiles that left before a place in the slabs."""
@@ -341,7 +364,7 @@ class SecondaryStore:
         )
 
     def prepare_write(self) -> None:
-        """Allocate the storage of write-backs to the full extent, if that was not done before.
+        """Allocate the storage of write-backs to the full extent, if that was not done before; outside the lock.
 
         Raises:
             OSError: there is no room for it.
@@ -351,8 +374,8 @@ class SecondaryStore:
             if self._carrier.size() == 0:
                 self._carrier._allocate_in_place(self._grid.slot_count)
         elif self._spill is None:
-            self._spill = self._carrier.allocate_like(self._grid.slot_count, mutable=True, empty=True)
             self._spilled = np.zeros(self._grid.tile_count, np.bool_)
+            self._spill = self._carrier.allocate_like(self._grid.slot_count, mutable=True, empty=True)
 
     def write_places(self, ordinals: Ordinals) -> Iterator[tuple[Carrier, int]]:
         """For each tile, the carrier that takes its write-back, and the first slot there."""

@@ -252,6 +252,7 @@ class TileTraffic:
     ) -> None:
         """Reserve places, fill them and commit, or give the places back."""
         with self._passage(ordinals):
+            self.primary.make_room(len(ordinals))  # not under the lock, which is for a few plain statements
             with self.lock:
                 self.primary.reserve(ordinals)
                 self.ledger.begin_move(entry, ordinals)
@@ -412,8 +413,8 @@ class TileTraffic:
     async def write_back(self, ordinals: Ordinals) -> None:
         """Copy dirty tiles to the secondary tier, all or none; they stay primary, and clean."""
         ordinals = np.sort(ordinals)
+        self.secondary.prepare_write()
         with self.lock:
-            self.secondary.prepare_write()
             transfers = self._transfers(self.primary.places(ordinals), self.secondary.write_places(ordinals))
         await self._transfer(transfers, inbound=False)
         with self.lock:
