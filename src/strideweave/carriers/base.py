@@ -288,6 +288,10 @@ class Carrier(CarrierLifecycle):
         carrier = self._adopt_like(total.reshape(-1), x.dtype)
         return type(x)._of(carrier, 0, row_major(total.shape), False)
 
+    def _empty_like(self, dtype: DType) -> Self:
+        """Make a fresh mutable carrier of this class without slots: a tier that waits for its values."""
+        return self.allocate_like(0, mutable=True, dtype=dtype)
+
     def _allocate_result(self, size: int) -> Self:
         """Make a fresh mutable carrier of this class and dtype, for values that follow at once."""
         return self.allocate_like(size, mutable=True, empty=True)

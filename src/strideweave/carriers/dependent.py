@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from strideweave.carriers.base import Carrier
 from strideweave.errors import OwnershipError, ReleasedError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from strideweave.dtype import DType
 
-__all__ = ["DependentCarrier", "check_tiers"]
+__all__ = ["DependentCarrier", "check_distinct", "check_free", "free_storages"]
 
 
 class DependentCarrier(Carrier):
@@ -48,35 +51,81 @@ class DependentCarrier(Carrier):
                     carrier._relinquish(self._token)
         self._children += claimed
 
-    def _disown(self, carrier: Carrier) -> None:
-        """Release a child and forget it."""
-        self._children = [child for child in self._children if child is not carrier]
-        carrier._release_as(self._token)
+    def _retire(self, *carriers: Carrier) -> list[Carrier]:
+        """End children, all of them or none, and forget them; those that had ended already are passed over.
+
+        Returns:
+            Those whose storage the caller frees with ``free_storages`` once no lock is held.
+
+        Raises:
+            PendingWorkError: somebody is reading one of them; nothing has changed.
+        """
+        with self._lock:
+            leaving = [carrier for carrier in carriers if not carrier.is_released()]
+            for carrier in leaving:
+                carrier._require_idle()
+            for carrier in leaving:
+                carrier._mark_released()
+            self._children = [child for child in self._children if not child.is_released()]
+        return leaving
+
+    def _give_back(self) -> None:
+        """Let every child go, unreleased; takes no lock, for finalizers call it."""
+        children, self._children = (
+            self.__dict__.get("_children", []),
+            [],
+        )  # a failed construction may have none
+        for child in children:
+            child._abandon(self._token)
+
+    def _require_idle(self) -> None:
+        super()._require_idle()
+        for child in self._children:
+            child._require_idle()
+
+    def _mark_released(self) -> None:
+        super()._mark_released()
+        for child in self._children:
+            child._mark_released()
 
     def _free_storage(self) -> None:
         children, self._children = self._children, []
-        for child in children:
-            child._release_as(self._token)
+        free_storages(children)
 
     def __del__(self) -> None:
-        for child in self.__dict__.get("_children", ()):  # a failed construction may have none
-            child._abandon(self._token)
+        self._give_back()
         super().__del__()
 
 
-def check_tiers(primary: object, secondary: object) -> tuple[Carrier, Carrier]:
-    """Check that two objects may become the tiers of one composite.
+def free_storages(carriers: Iterable[Carrier]) -> None:
+    """Free the storage of ended carriers, of every one even if another's fails."""
+    with ExitStack() as stack:
+        for carrier in carriers:
+            stack.callback(carrier._free_storage)
+
+
+def check_distinct(primary: object, secondary: object) -> tuple[Carrier, Carrier]:
+    """Check that two objects are carriers, and not the same one.
 
     Raises:
         TypeError: one is no Carrier.
         ValueError: they are one object.
-        ReleasedError, OwnershipError: one is released or owned.
     """
     for name, tier in (("primary", primary), ("secondary", secondary)):
         if not isinstance(tier, Carrier):
             raise TypeError(f"{name} must be a Carrier, found {type(tier).__name__}")
     if primary is secondary or not (isinstance(primary, Carrier) and isinstance(secondary, Carrier)):
         raise ValueError("primary and secondary are the same carrier; a hierarchy needs two")
+    return primary, secondary
+
+
+def check_free(primary: Carrier, secondary: Carrier) -> None:
+    """Check that two carriers may be claimed as the tiers of one composite.
+
+    Raises:
+        ReleasedError, OwnershipError: one is released or owned.
+        EvictedError: one is a composite whose values are not at hand; nobody could promote it any more.
+    """
     for name, tier in (("primary", primary), ("secondary", secondary)):
         if tier.is_released():
             raise ReleasedError(f"the {name} tier was released; pass a live carrier")
@@ -84,4 +133,4 @@ def check_tiers(primary: object, secondary: object) -> tuple[Carrier, Carrier]:
             raise OwnershipError(
                 f"the {name} tier is owned by a composite or a request; pass one that is free"
             )
-    return primary, secondary
+        tier._bearer()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, final
 
 from strideweave.carriers.base import CarrierStatistics
 from strideweave.carriers.cpu import CPU
-from strideweave.carriers.dependent import DependentCarrier, check_tiers
+from strideweave.carriers.dependent import DependentCarrier, check_distinct, check_free, free_storages
 from strideweave.carriers.evictable_operations import EvictableOperation
 from strideweave.carriers.file_backed import FileBacked
 from strideweave.carriers.generic import Generic
 from strideweave.carriers.move.operations import Transfer, run_transfers
 from strideweave.carriers.move.registry import dispatch_move, register_move_operation
 from strideweave.carriers.move.through import MoveThroughTiers
-from strideweave.errors import EvictedError, ImmutableError, PendingWorkError
+from strideweave.carriers.scattering import run_scatter
+from strideweave.errors import EvictedError, ImmutableError, PendingWorkError, ReleasedError
 from strideweave.runtime.await_result import AwaitResult
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from strideweave.operations.operand import Operand
 
 __all__ = ["Evictable", "EvictableStatistics"]
+
+_logger = logging.getLogger("strideweave")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +79,23 @@ class Evictable(DependentCarrier):
     _slots_do_io: ClassVar[bool] = True
 
     def __init__(self, primary: Carrier, secondary: Carrier) -> None:
-        primary, secondary = check_tiers(primary, secondary)
-        if primary.size() == 0:
+        primary, secondary = check_distinct(primary, secondary)
+        if primary.size() == 0 and not primary.is_released():
             raise ValueError(
                 "the primary tier is empty; its values are the hierarchy's, so it needs at least one"
             )
+        check_free(primary, secondary)
         self._compose(primary, secondary)
 
     def __init_subclass__(cls) -> NoReturn:
         raise TypeError("Evictable is final; compose it instead of subclassing it")
 
-    def _compose(self, primary: Carrier, secondary: Carrier) -> None:
+    def _compose(
+        self,
+        primary: Carrier,
+        secondary: Carrier,
+        capabilities: tuple[OperationCapability, ...] | None = None,
+    ) -> None:
         if not secondary.is_mutable():
             raise ImmutableError(
                 "the secondary tier must be mutable, or it could not receive what is evicted"
@@ -102,12 +113,20 @@ class Evictable(DependentCarrier):
         self._transition: str | None = None
         self._evictions = self._promotions = 0
         self._own(primary, secondary)
+        complete = False
+        try:
+            self._capabilities = primary.operation_capabilities() if capabilities is None else capabilities
+            complete = True
+        finally:
+            if not complete:
+                self._give_back()
 
-    @classmethod
-    def _around(cls, primary: Carrier, secondary: Carrier) -> Self:
-        """A hierarchy around fresh tiers, of which the primary may be empty: the result of an operation."""
-        hierarchy = cls.__new__(cls)
-        hierarchy._compose(primary, secondary)
+    def _around(self, primary: Carrier) -> Self:
+        """A hierarchy of this kind around a fresh primary tier, which may be empty: an operation's result."""
+        hierarchy = type(self).__new__(type(self))
+        same = type(primary) is type(self._primary)
+        secondary = self._secondary._empty_like(primary.dtype())
+        hierarchy._compose(primary, secondary, self._capabilities if same else None)
         return hierarchy
 
     # Tiers and state
@@ -152,6 +171,7 @@ class Evictable(DependentCarrier):
 
         Raises:
             ReleasedError: the hierarchy was released.
+            OwnershipError: a composite or an unfinished request owns the hierarchy.
             PendingWorkError: another transition, or a write, is unfinished.
             NotImplementedError: no move is registered any more.
         """
@@ -169,6 +189,7 @@ class Evictable(DependentCarrier):
 
         Raises:
             ReleasedError: the hierarchy was released.
+            OwnershipError: a composite or an unfinished request owns the hierarchy.
             PendingWorkError: another transition is unfinished.
             NotImplementedError: no move is registered any more.
         """
@@ -185,11 +206,8 @@ class Evictable(DependentCarrier):
     def _start(self, kind: str, *, evicted: bool) -> AwaitResult[None]:
         with self._lock:
             self._require_live()
-            if self._transition is not None:
-                raise PendingWorkError(
-                    f"{kind} meets an unfinished {self._transition} of this Evictable; wait for its handle",
-                    pending=1,
-                )
+            self._require_unowned()
+            self._require_no_transition()
             if self._evicted is evicted:
                 return AwaitResult[None].completed(None)
             self._require_no_writes()
@@ -211,29 +229,35 @@ class Evictable(DependentCarrier):
 
     async def _move(self, source: Carrier, other: Carrier, operation: type[MoveOperation]) -> None:
         """Fill ``other``, or fresh storage of its class, from ``source`` and commit, or leave all as it was."""
-        evicting = source is self._primary
         usable = not other.is_released() and other.size() >= self._size
-        destination = other if usable else other.allocate_like(self._size, mutable=True, dtype=self._dtype)
-        if destination is not other:
-            self._own(destination)
-        filled = False
+        destination = other if usable else other.allocate_like(self._size, mutable=True, empty=True)
+        committed = False
         try:
+            if destination is not other:
+                self._own(destination)
             await run_transfers(operation, [Transfer(source, 0, destination, 0, self._size)])
-            filled = True
+            ended = self._commit(source, other, destination)
+            committed = True
         finally:
-            if not filled and destination is not other:
-                self._disown(destination)
+            if not committed and destination is not other:
+                free_storages(self._retire(destination))
+        try:
+            free_storages(ended)
+        except OSError:  # the transition is over, whatever became of the old storage
+            _logger.exception("the storage that an Evictable left could not be freed")
+
+    def _commit(self, source: Carrier, other: Carrier, destination: Carrier) -> list[Carrier]:
+        """Change the state and end the carriers that are left behind, or raise and change nothing."""
         with self._lock:
-            self._evicted = evicting
-            if evicting:
+            ended = self._retire(source, *([other] if destination is not other else []))
+            self._evicted = not self._evicted
+            if self._evicted:
                 self._secondary = destination
                 self._evictions += 1
             else:
                 self._primary = destination
                 self._promotions += 1
-        if destination is not other:
-            self._disown(other)
-        self._disown(source)
+        return ended
 
     # The common surface, through the primary tier
 
@@ -249,9 +273,8 @@ class Evictable(DependentCarrier):
             ValueError: there are no values.
         """
         self._check_dtype(dtype)
-        return type(self)(
-            self._primary.new_like(values, mutable=mutable, dtype=dtype), self._empty_secondary(dtype)
-        )
+        primary = self._primary.new_like(values, mutable=mutable, dtype=dtype)
+        return type(self)(primary, self._secondary._empty_like(primary.dtype()))
 
     def allocate_like(
         self, size: int, *, mutable: bool = True, dtype: DType | None = None, empty: bool = False
@@ -266,7 +289,7 @@ class Evictable(DependentCarrier):
         """
         self._check_dtype(dtype)
         primary = self._primary.allocate_like(size, mutable=mutable, dtype=dtype, empty=empty)
-        return type(self)(primary, self._empty_secondary(dtype))
+        return type(self)(primary, self._secondary._empty_like(primary.dtype()))
 
     def supports_storage_dtype(self, dtype: DType) -> bool:
         """Whether both tiers can hold ``dtype``."""
@@ -287,8 +310,26 @@ class Evictable(DependentCarrier):
         return EvictableOperation(self._primary.dispatch_op(name), type(self))
 
     def operation_capabilities(self, name: str | None = None) -> tuple[OperationCapability, ...]:
-        """List what the primary tier's class runs; answers while evicted too."""
-        return self._primary.operation_capabilities(name)
+        """List what the primary tier ran when the hierarchy was made; answers while evicted and after release."""
+        return tuple(entry for entry in self._capabilities if name in (None, entry.operation))
+
+    def scatter(
+        self, to_scatter: Operand, scatter_onto: Operand, mapping: Layout, mapping_offset: int = 0
+    ) -> None:
+        """Write a tensor's values to the slots that a Layout names, through the primary tier, as one write.
+
+        Both tensors lie on Evictables; see ``CPU.scatter`` for where the values land.
+
+        Spec: *Promoted state is required for public data access and execution*; *Transitions preserve logical
+        version identity*.
+
+        Raises:
+            ReleasedError, OwnershipError, ImmutableError, TypeError, ValueError: as for ``CPU.scatter``.
+            EvictedError: this hierarchy or the source's is evicted.
+            PendingWorkError: a transition is unfinished.
+            NotImplementedError: the primary tier's class does not scatter.
+        """
+        run_scatter(self, to_scatter, scatter_onto, mapping, mapping_offset, store=self._store_layout)
 
     def __dlpack__(self, **_: object) -> NoReturn:
         """Refuse: a consumer would hold on to memory that an eviction takes away.
@@ -320,13 +361,16 @@ class Evictable(DependentCarrier):
         """A hierarchy of this kind that owns a fresh result; the very same one where the result is a view."""
         if primary is self._primary:
             return self
-        return self._around(primary, self._empty_secondary(primary.dtype()))
+        return self._around(primary)
 
     def _adopt_like(self, values: NDArray[Any], dtype: DType) -> Self:
-        return self._around(self._primary._adopt_like(values, dtype), self._empty_secondary(dtype))
+        return self._around(self._primary._adopt_like(values, dtype))
 
-    def _empty_secondary(self, dtype: DType | None) -> Carrier:
-        return self._secondary.allocate_like(0, mutable=True, dtype=self._dtype if dtype is None else dtype)
+    def _allocate_result(self, size: int) -> Self:
+        return self._around(self._primary._allocate_result(size))
+
+    def _empty_like(self, dtype: DType) -> Self:
+        return self._around(self._primary._empty_like(dtype))
 
     def _check_dtype(self, dtype: DType | None) -> None:
         if dtype is not None and not self.supports_storage_dtype(dtype):
@@ -343,23 +387,45 @@ class Evictable(DependentCarrier):
     def _require_mutable(self) -> None:
         super()._require_mutable()
         self._require_promoted()
+        self._require_no_transition()
+
+    def _require_no_transition(self) -> None:
         if self._transition is not None:
             raise PendingWorkError(
-                f"a write meets an unfinished {self._transition} of this Evictable; wait for its handle",
-                pending=1,
+                f"this Evictable has an unfinished {self._transition}; wait for its handle", pending=1
             )
 
+    def _require_no_writes(self) -> None:
+        # Whoever claims or releases must not meet a transition either.
+        super()._require_no_writes()
+        self._require_no_transition()
+
     def _load_slot(self, i: int) -> bool | int | float:
-        return self._promoted_primary()._load_slot(i)
+        while True:
+            primary = self._promoted_primary()
+            try:
+                return primary.get_value(i)
+            except ReleasedError:
+                if primary is self._primary and not self._evicted:
+                    raise  # else another thread evicted meanwhile: look where the values are now
 
     def _store_slot(self, i: int, value: NDArray[Any]) -> None:
         self._promoted_primary()._set_as(self._token, i, value[()])
+
+    def _store_layout(self, source: Operand, layout: Layout, first: int) -> None:
+        self._promoted_primary()._scatter_as(self._token, source, layout, first)
+
+    def _scatter_as(self, owner: object, source: Operand, layout: Layout, first: int) -> None:
+        with self._writing(partial(self._require_live_and_owner, owner)):
+            self._store_layout(source, layout, first)
 
     def _bytes(self) -> NDArray[Any]:
         return self._promoted_primary()._bytes()
 
     def _array(self, layout: Layout, offset: int, writable: bool) -> NDArray[Any] | None:
-        return self._promoted_primary()._array(layout, offset, writable)
+        primary = self._promoted_primary()
+        # What is written through a view after an eviction would be lost.
+        return None if writable else primary._array(layout, offset, writable)
 
     def _read_slots(self, start: int, slots: int) -> NDArray[Any]:
         return self._promoted_primary()._read_slots(start, slots)

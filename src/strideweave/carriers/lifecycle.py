@@ -189,11 +189,28 @@ class CarrierLifecycle(Storage):
             if self._released:
                 return
             self._require_owner(owner)
-            self._require_no_writes()
-            if self._task_scope is not None:
-                self._task_scope.close()
-            self._released, self._owner, self._size = True, None, 0
+            self._require_idle()
+            self._mark_released()
         self._free_storage()
+
+    def _require_idle(self) -> None:
+        """Refuse with PendingWorkError while something uses the storage; called under the lock."""
+        self._require_no_writes()
+        pending = self._task_scope.pending if self._task_scope is not None else 0
+        if pending:
+            raise PendingWorkError(
+                f"this {type(self).__name__} has {pending} unfinished requests; wait for their handles first",
+                pending=pending,
+            )
+
+    def _mark_released(self) -> None:
+        """End an idle carrier; called under the lock that ``_require_idle`` was called under.
+
+        Whoever calls it calls ``_free_storage`` after the lock.
+        """
+        if self._task_scope is not None:
+            self._task_scope.close()
+        self._released, self._owner, self._size = True, None, 0
 
     def _require_live(self) -> None:
         if self._released:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
@@ -137,7 +138,7 @@ class MemoryCarrier(Carrier):
         return chosen
 
     def _load_slot(self, i: int) -> bool | int | float:
-        return self._dtype.to_python(self._slots[i])
+        return self._dtype.to_python(self._live_slots()[i])
 
     def _store_slot(self, i: int, value: NDArray[Any]) -> None:
         self._slots[i] = value
@@ -158,30 +159,37 @@ class MemoryCarrier(Carrier):
             self._slots, self._size = slots, len(slots)
 
     def _bytes(self) -> NDArray[np.uint8]:
-        self._require_live()
-        return self._slots.view(np.uint8)
+        return self._live_slots().view(np.uint8)
 
     def _adopt_like(self, values: NDArray[Any], dtype: DType) -> Self:
         return self._around(values, dtype=dtype, mutable=True)
 
     def _array(self, layout: Layout, offset: int, writable: bool) -> NDArray[Any] | None:
-        self._require_live()
-        view = strided_view(self._slots, layout, offset)
+        view = strided_view(self._live_slots(), layout, offset)
         if view is not None:
             view.flags.writeable = writable
         return view
 
     def _read_slots(self, start: int, slots: int) -> NDArray[Any]:
-        self._require_live()
-        return self._slots[start : start + slots].copy()
+        return self._live_slots()[start : start + slots].copy()
 
     def _store_layout(self, source: Operand, layout: Layout, first: int) -> None:
         """Write a tensor's elements to the slots of an injective layout, relative to slot ``first``."""
-        scattered(self._slots, layout, first, source.numpy(copy=True if source.carrier is self else None))
+        same = cast("Carrier", source.carrier)._bearer() is self
+        scattered(self._live_slots(), layout, first, source.numpy(copy=True if same else None))
+
+    def _scatter_as(self, owner: object, source: Operand, layout: Layout, first: int) -> None:
+        with self._writing(partial(self._require_live_and_owner, owner)):
+            self._store_layout(source, layout, first)
+
+    def _live_slots(self) -> NDArray[Any]:
+        """The slots, whole even if another thread releases this carrier now."""
+        slots = self._slots  # first: release marks the carrier before it lets go of them
+        self._require_live()
+        return slots
 
     def _gather_array(self, tensor: Operand) -> NDArray[Any]:
-        self._require_live()
-        return gathered(self._slots, tensor.layout, tensor.offset)
+        return gathered(self._live_slots(), tensor.layout, tensor.offset)
 
 
 def slots_from(values: Iterable[Any], dtype: DType) -> NDArray[Any]:

@@ -45,16 +45,9 @@ def run_scatter(
     _check_tensors(carrier, to_scatter, scatter_onto)
     first = scatter_onto.offset + as_integer(mapping_offset, "mapping_offset")
     _check_mapping(carrier, to_scatter, mapping, first)
-    with carrier._lock:
-        carrier._require_mutable()
-        # As a write that waits for I/O: the copy may be long, so no lock is held while it runs.
-        carrier._writes_in_flight += 1
-    try:
+    # As a write that waits for I/O: the copy may be long, so no lock is held while it runs.
+    with carrier._writing(carrier._require_mutable):
         store(to_scatter, mapping, first)
-    except BaseException:  # whatever it was, the write is over
-        carrier._end_write(0)
-        raise
-    carrier._end_write(1)
 
 
 def _check_tensors(carrier: Carrier, to_scatter: object, scatter_onto: object) -> None:

@@ -7,13 +7,16 @@ source is released.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+from strideweave.autograd.graph import Node, attach
 from strideweave.autograd.mode import is_grad_enabled
 from strideweave.carriers.base import Carrier
 from strideweave.carriers.move.operations import Transfer, run_transfers
 from strideweave.carriers.move.registry import dispatch_move
 from strideweave.errors import OwnershipError, PendingWorkError, ReleasedError
+from strideweave.layout import row_major
 from strideweave.runtime.await_result import AwaitResult
 from strideweave.tensor import Tensor
 
@@ -59,7 +62,8 @@ def move_async(tensor: Tensor, destination: Carrier) -> AwaitMove:
         ReleasedError: the source or the destination was released.
         OwnershipError: the source is owned.
         ValueError: source and destination are one carrier, or the destination is too small.
-        RuntimeError: the destination is owned or not publicly mutable, or the source has unfinished work.
+        RuntimeError: the destination is owned or not publicly mutable, the source has unfinished work, or one of
+            them is evicted.
         NotImplementedError: no move is registered for the two classes.
     """
     source = _check_source(tensor)
@@ -117,6 +121,8 @@ def _check_destination(source: Carrier, destination: object) -> type[MoveOperati
             f"the tensor's carrier has {pending} unfinished requests; wait for their handles first",
             pending=pending,
         )
+    for carrier in (source, destination):
+        carrier._bearer()  # EvictedError where a composite has to be promoted first
     return operation
 
 
@@ -137,12 +143,27 @@ class _Move:
         if destination.size() < source.size():
             destination._allocate_in_place(source.size())
         await run_transfers(self.operation, [Transfer(source, 0, destination, 0, source.size())])
+        source._release_as(self.token)  # the last thing that can be refused
         destination._advance_version(self.token)
-        moved = Tensor(destination, self.tensor.offset, self.tensor.layout, requires_grad=self.requires_grad)
-        source._release_as(self.token)
+        moved = Tensor._of(destination, self.tensor.offset, self.tensor.layout, self.requires_grad)
+        if self.requires_grad:
+            attach(moved, Node("move", (self.tensor,), partial(_bring_back, source)))
         return moved
 
     def let_go(self) -> None:
         """Give both carriers back, on every path; a released source is left as it is."""
         self.source._relinquish(self.token)
         self.destination._relinquish(self.token)
+
+
+def _bring_back(source: Carrier, cotangent: Tensor) -> tuple[Tensor]:
+    """Move a copy of a cotangent to a fresh carrier of the source's class, row-major in its shape; blocks."""
+    carrier, start, layout = cotangent.carrier, cotangent.offset, row_major(cotangent.shape)
+    if cotangent.layout != layout:
+        values = cotangent.numpy(copy=True).reshape(-1)
+        carrier, start = carrier._adopt_like(values, cotangent.dtype), 0
+    fresh = source._allocate_result(cotangent.size)
+    operation = dispatch_move(type(carrier), type(fresh))
+    transfers = [Transfer(carrier, start, fresh, 0, cotangent.size)]
+    fresh._scope.start(AwaitResult[None](), run_transfers, operation, transfers).wait()
+    return (Tensor._of(fresh, 0, layout, False),)

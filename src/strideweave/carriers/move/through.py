@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from strideweave.carriers.move.operations import MoveOperation
+from strideweave.carriers.move.operations import MoveOperation, run_transfers
 from strideweave.carriers.move.registry import dispatch_move
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class MoveThroughTiers(MoveOperation):
         Raises:
             EvictedError: a composite's values are not in its primary tier.
             NotImplementedError: no move is registered between the bearing classes.
+            RuntimeError: that move returned other carriers than the destinations.
         """
         inner = [
             transfer._replace(source=transfer.source._bearer(), destination=transfer.destination._bearer())
@@ -33,4 +34,4 @@ class MoveThroughTiers(MoveOperation):
         for (source, destination), batch in groupby(
             inner, key=lambda transfer: (type(transfer.source), type(transfer.destination))
         ):
-            await dispatch_move(source, destination)().transfer(list(batch))
+            await run_transfers(dispatch_move(source, destination), list(batch))

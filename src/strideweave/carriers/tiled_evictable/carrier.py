@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from strideweave.carriers.dependent import DependentCarrier, check_tiers
+from strideweave.carriers.dependent import DependentCarrier, check_distinct, check_free
 from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.projection import AwaitProjection, start_projection
 from strideweave.carriers.tiled_evictable.residency import AwaitResidency, TiledResidencyFacet
@@ -92,7 +92,8 @@ class TiledEvictable(DependentCarrier):
         *,
         residency_policy: ResidencyPolicy | None = None,
     ) -> None:
-        primary, secondary = check_tiers(primary, secondary)
+        primary, secondary = check_distinct(primary, secondary)
+        check_free(primary, secondary)
         _check_kinds(primary, secondary)
         grid = TileGrid(tuple(grid_shape), tuple(tile_shape))
         start = _starting_location(primary, secondary, grid)
