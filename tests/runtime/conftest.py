@@ -14,7 +14,7 @@ from strideweave.runtime import AwaitResult, TaskScope
 # The runtime needs no room above it, so the package's own __init__, which imports all of them, is left out:
 # dozens of processes start here.
 PRELUDE = """
-import gc, importlib.util, multiprocessing, os, signal, sys, threading, time, types
+import gc, importlib.util, os, signal, sys, threading, time, types
 package = types.ModuleType("strideweave")
 package.__path__ = importlib.util.find_spec("strideweave").submodule_search_locations
 sys.modules["strideweave"] = package
@@ -30,7 +30,7 @@ async def value(x):
     return x
 
 async def slow(word):
-    await anyio.sleep(0.15)
+    await anyio.sleep(0.06)
     await run_jobs([lambda: say(word)])  # needs a worker, whatever the interpreter thinks of new threads
 
 def start(function, *args, handle=None):

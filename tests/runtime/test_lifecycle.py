@@ -44,7 +44,7 @@ ENDINGS = {
     "requests start requests": (
         """
         async def parent(generation):
-            await anyio.sleep(0.03)
+            await anyio.sleep(0.015)
             if generation == 5:  # more than there are hooks
                 start(slow, "finished")
             else:
@@ -58,7 +58,7 @@ ENDINGS = {
         """
         import asyncio
         async def foreign():
-            await anyio.sleep(0.15)
+            await anyio.sleep(0.06)
             await asyncio.get_running_loop().run_in_executor(None, say, "finished")
         async def warm():
             await asyncio.get_running_loop().run_in_executor(None, int)
@@ -120,6 +120,7 @@ def in_child(method, body):
         + textwrap.indent(textwrap.dedent(body), "    ")
         + textwrap.dedent(f"""
         if __name__ == "__main__":
+            import multiprocessing
             process = multiprocessing.get_context({method!r}).Process(target=child)
             process.start()
             process.join()
@@ -145,7 +146,7 @@ def test_pending_work_finishes_before_the_interpreter_ends(run_program, ending):
 @pytest.mark.parametrize("stuck", STUCK)
 def test_a_stuck_request_is_dropped_quietly(run_program, stuck):
     """Contract section 6: *then are dropped quietly*; its cleanup runs once all the same."""
-    program = run_program("lifecycle.EXIT_SECONDS = 0.2\n" + textwrap.dedent(STUCK[stuck]))
+    program = run_program("lifecycle.EXIT_SECONDS = 0.05\n" + textwrap.dedent(STUCK[stuck]))
     assert (program.lines, program.errors, program.code) == (["cleanup"], "", 0)
 
 
@@ -157,7 +158,7 @@ def test_pending_work_finishes_before_a_multiprocessing_child_ends(run_program, 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_stuck_request_is_dropped_quietly_in_a_multiprocessing_child(run_program, method):
-    body = "lifecycle.EXIT_SECONDS = 0.2\nstart(run_jobs, [lambda: time.sleep(1000)])"
+    body = "lifecycle.EXIT_SECONDS = 0.05\nstart(run_jobs, [lambda: time.sleep(1000)])"
     program = run_program(in_child(method, body))
     assert (program.lines, program.errors) == (["cleanup", "child 0"], "")
 
@@ -172,7 +173,7 @@ def test_a_request_that_had_its_time_gets_no_more_at_the_second_hook(run_program
     """A request that non-daemon threads outlive is not dropped while they may still wait for it."""
     program = run_program(
         """
-        lifecycle.EXIT_SECONDS = 0.05
+        lifecycle.EXIT_SECONDS = 0.01
         handle = start(slow, "finished")
         threading.Thread(target=lambda: say(handle.wait())).start()
         """
@@ -415,6 +416,7 @@ def test_a_pool_of_forked_children_uses_inherited_scopes(run_program):
         def task(x):
             return scope.start(AwaitResult(), value, x).wait()
         say(task(0))
+        import multiprocessing
         with multiprocessing.get_context("fork").Pool(2) as pool:
             say(sum(pool.map(task, range(20))))
         """
