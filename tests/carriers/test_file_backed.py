@@ -489,7 +489,7 @@ def test_nothing_is_left_behind_when_the_interpreter_ends(tmp_path: Path, ending
         {ending}
     """)
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", program],
+        [sys.executable, "-W", "error", "-c", program],
         env={**os.environ, SPILL_VARIABLE: str(tmp_path)},
         capture_output=True,
         text=True,
@@ -518,7 +518,7 @@ def test_a_write_under_way_is_finished_before_the_interpreter_ends(tmp_path: Pat
     """)
     (tmp_path / "spills").mkdir()
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", program, str(tmp_path / "target")],
+        [sys.executable, "-W", "error", "-c", program, str(tmp_path / "target")],
         env={**os.environ, SPILL_VARIABLE: str(tmp_path / "spills")},
         capture_output=True,
         text=True,
