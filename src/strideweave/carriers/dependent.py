@@ -71,10 +71,8 @@ class DependentCarrier(Carrier):
 
     def _give_back(self) -> None:
         """Let every child go, unreleased; takes no lock, for finalizers call it."""
-        children, self._children = (
-            self.__dict__.get("_children", []),
-            [],
-        )  # a failed construction may have none
+        children = self.__dict__.get("_children", [])  # a failed construction may have none
+        self._children = []
         for child in children:
             child._abandon(self._token)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from strideweave.carriers.dependent import DependentCarrier, check_distinct, check_free
+from strideweave.carriers.lifecycle import check_slot_count
 from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.projection import AwaitProjection, start_projection
 from strideweave.carriers.tiled_evictable.residency import AwaitResidency, TiledResidencyFacet
@@ -330,10 +331,11 @@ class TiledEvictable(DependentCarrier):
         """Make a fresh carrier of the same geometry and tier kinds whose primary tier is allocated.
 
         Raises:
+            TypeError: ``size`` is not an integer.
             ValueError: ``size`` is not the number of slots of the grid.
         """
         slots = self._traffic.grid.slot_count
-        if size != slots:
+        if check_slot_count(size) != slots:
             raise ValueError(
                 f"this geometry has {slots} slots, not {size}; make a TiledEvictable of another grid"
             )
