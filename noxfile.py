@@ -59,7 +59,7 @@ def install(session: nox.Session, target: str, *, tools: bool = True) -> None:
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
     """Run the whole suite, every warning an error: nox -s tests-3.12 -- -k layout."""
-    install(session, ".[demo-int8,plot]")
+    install(session, ".[demo-int8,metal,plot]")
     session.install(*MODEL)
     session.run("pytest", "-W", "error", *session.posargs, env={"STRIDEWEAVE_REQUIRE_MODEL": "1"})
 

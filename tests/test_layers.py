@@ -51,6 +51,9 @@ CARRIERS = (
     "numpy_operations",
     "scattering",
     "memory",
+    "metal_arrays",
+    "metal_kernels",
+    "metal_operations",
     "extension",
     "",
     "move",
@@ -321,6 +324,6 @@ import asyncio, sys, threading
 import strideweave
 assert threading.active_count() == 1, threading.enumerate()
 assert asyncio.events._get_running_loop() is None
-assert not {"rich", "typer", "matplotlib", "safetensors", "trio"} & sys.modules.keys()
+assert not {"rich", "typer", "matplotlib", "mlx", "safetensors", "trio"} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)

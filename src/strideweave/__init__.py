@@ -8,6 +8,7 @@ from strideweave.carriers import (
     Evictable,
     FileBacked,
     Generic,
+    Metal,
     TiledEvictable,
 )
 from strideweave.carriers.move import AwaitMove, MoveOperation, Transfer, move, move_async
@@ -99,6 +100,7 @@ __all__ = [
     "InvalidTileError",
     "KeepResident",
     "Layout",
+    "Metal",
     "MoveOperation",
     "OwnershipError",
     "PendingWorkError",

@@ -6,6 +6,16 @@ from strideweave.carriers.dependent import DependentCarrier
 from strideweave.carriers.evictable import Evictable
 from strideweave.carriers.file_backed import FileBacked
 from strideweave.carriers.generic import Generic
+from strideweave.carriers.metal import Metal
 from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
 
-__all__ = ["CPU", "Carrier", "DependentCarrier", "Evictable", "FileBacked", "Generic", "TiledEvictable"]
+__all__ = [
+    "CPU",
+    "Carrier",
+    "DependentCarrier",
+    "Evictable",
+    "FileBacked",
+    "Generic",
+    "Metal",
+    "TiledEvictable",
+]

@@ -13,6 +13,7 @@ from strideweave.carriers.dependent import DependentCarrier, check_distinct, che
 from strideweave.carriers.evictable_operations import EvictableOperation
 from strideweave.carriers.file_backed import FileBacked
 from strideweave.carriers.generic import Generic
+from strideweave.carriers.metal import Metal
 from strideweave.carriers.move.operations import Transfer, run_transfers
 from strideweave.carriers.move.registry import dispatch_move, register_move_operation
 from strideweave.carriers.move.through import MoveThroughTiers
@@ -434,7 +435,7 @@ class Evictable(DependentCarrier):
         return self._promoted_primary()._gather_array(tensor)
 
 
-for _plain in (Generic, CPU, FileBacked):
+for _plain in (Generic, CPU, Metal, FileBacked):
     register_move_operation(Evictable, _plain, MoveThroughTiers)
     register_move_operation(_plain, Evictable, MoveThroughTiers)
 register_move_operation(Evictable, Evictable, MoveThroughTiers)

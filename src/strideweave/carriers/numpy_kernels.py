@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Array: TypeAlias = NDArray[Any]
     Kernel: TypeAlias = Callable[..., Array]
 
-__all__ = ["KERNELS"]
+__all__ = ["KERNELS", "counted"]
 
 _SMALL_FLOATS = (DType.Float16, DType.BFloat16, DType.Float8E4M3FN, DType.Float8E5M2)
 
@@ -158,7 +158,7 @@ def _scatter_add(bound: BoundOperation, x: Array, indices: Array, values: Array)
     axis, shape = bound.options["axis"], bound.result.shape
     out = x.astype(_working(bound.result.dtype), order="C")
     rows, extent, width = prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
-    numbers = _counted(indices, extent, axis).reshape(-1)
+    numbers = counted(indices, extent, axis).reshape(-1)
     # Places in the flattened result: numpy.add.at is ten times faster on one axis than on rows.
     places = np.arange(rows)[:, None, None] * extent + numbers[:, None]
     places = places * width + np.arange(width)
@@ -168,7 +168,7 @@ def _scatter_add(bound: BoundOperation, x: Array, indices: Array, values: Array)
     return _narrowed(out, bound)
 
 
-def _counted(indices: Array, extent: int, axis: int) -> Array:
+def counted(indices: Array, extent: int, axis: int) -> Array:
     """Count negative numbers from the end, and refuse those outside the axis as ``numpy.take`` does."""
     numbers = indices.astype(np.int64, copy=False)
     outside = (numbers < -extent) | (numbers >= extent)

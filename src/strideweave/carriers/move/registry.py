@@ -13,6 +13,7 @@ from strideweave.carriers.base import Carrier
 from strideweave.carriers.cpu import CPU
 from strideweave.carriers.file_backed import FileBacked
 from strideweave.carriers.generic import Generic
+from strideweave.carriers.metal import Metal
 from strideweave.carriers.move.operations import (
     FileToFile,
     FileToMemory,
@@ -43,6 +44,14 @@ _operations: dict[tuple[type[Carrier], type[Carrier]], type[MoveOperation]] = {
     (FileBacked, Generic): FileToMemory,
     (FileBacked, CPU): FileToMemory,
     (FileBacked, FileBacked): FileToFile,
+    # The processor shares the memory of MLX, so Metal is memory like any other.
+    (Metal, Generic): MemoryToMemory,
+    (Metal, CPU): MemoryToMemory,
+    (Metal, Metal): MemoryToMemory,
+    (Metal, FileBacked): MemoryToFile,
+    (Generic, Metal): MemoryToMemory,
+    (CPU, Metal): MemoryToMemory,
+    (FileBacked, Metal): FileToMemory,
 }
 
 

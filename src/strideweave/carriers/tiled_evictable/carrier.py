@@ -63,7 +63,7 @@ class TiledEvictable(DependentCarrier):
     selection shape*.
 
     Args:
-        primary: the fast tier, in memory (CPU or Generic). Its exact class is the compute class.
+        primary: the fast tier, in memory (CPU, Metal or Generic). Its exact class is the compute class.
         secondary: the slow tier; moves must be registered between the two classes in both directions.
         grid_shape: tiles along each axis, integers of at least 1.
         tile_shape: elements along each axis of one tile, integers of at least 1.
