@@ -34,7 +34,7 @@ def make(request):
     return maker(request.param)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_on():
     """Give the function that makes tensors on a carrier class."""
     return maker
@@ -52,7 +52,7 @@ def maker(kind):
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def agree():
     """Give the check that a tensor holds what an array does: the bits on CPU, the tolerance on Generic."""
 
@@ -67,7 +67,7 @@ def agree():
     return agree
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def near():
     """Give the check that a tensor holds what an array does, within the tolerance of its dtype."""
     return is_near
