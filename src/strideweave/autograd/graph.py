@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 from weakref import ref
 
@@ -50,7 +51,7 @@ class Node:
         self._name = name
         self._inputs = inputs
         self._pullback: Callable[[Tensor], Sequence[Tensor | None]] | None = pullback
-        self._saved = tuple(_Saved(tensor.carrier, tensor.carrier.version) for tensor in saved)
+        self._saved = tuple([_Saved(tensor.carrier, tensor.carrier.version) for tensor in saved])
         self._used: tuple[ref[Tensor], ...] = ()
 
     @property
@@ -123,26 +124,37 @@ def attach(result: Tensor, node: Node) -> Tensor:
 
 def record(bound: BoundOperation, result: Tensor) -> Tensor:
     """Note on the result of an operation how it came about."""
-    operands, definition = bound.operands, bound.definition
-    wanted = tuple([isinstance(operand, Operand) and operand.requires_grad for operand in operands])
-    positions = {at for asked, read in zip(wanted, definition.saves, strict=False) if asked for at in read}
-    read = [operands[at] for at in positions if at != RESULT]
-    saved = [cast("Tensor", operand) for operand in read if isinstance(operand, Operand)]
+    tensors = cast("tuple[Tensor, ...]", bound.tensors)
+    operands, saves = bound.operands, bound.definition.saves
+    if len(tensors) == len(operands):
+        wanted = tuple([tensor.requires_grad for tensor in tensors])
+    else:
+        wanted = tuple([isinstance(operand, Operand) and operand.requires_grad for operand in operands])
+    saved: list[Tensor] = []
     kept = None
-    if RESULT in positions:
-        kept = result.detach()
-        saved.append(kept)
-    pullback = Pullback(operands, kept, bound.options, wanted)
+    for position in {
+        position for asked, read in zip(wanted, saves, strict=False) if asked for position in read
+    }:
+        if position == RESULT:
+            kept = result.detach()
+            saved.append(kept)
+        elif isinstance(operand := operands[position], Operand):
+            saved.append(cast("Tensor", operand))
+    return attach(
+        result, Node(bound.definition.name, tensors, partial(_pull_back, bound, wanted, kept), saved)
+    )
 
-    def pull_back(cotangent: Tensor) -> list[Tensor | None]:
-        if definition.vjp is None:
-            raise NotImplementedError(f"{definition.name} has no gradient; use it under no_grad()")
-        shares = definition.vjp(pullback, cotangent)
-        return [
-            fit(share, cast("Tensor", operand)) if asked and share is not None else None
-            for operand, share, asked in zip(operands, shares, wanted, strict=True)
-            if isinstance(operand, Operand)
-        ]
 
-    inputs = cast("tuple[Tensor, ...]", bound.tensors)
-    return attach(result, Node(definition.name, inputs, pull_back, saved))
+def _pull_back(
+    bound: BoundOperation, wanted: tuple[bool, ...], kept: Tensor | None, cotangent: Tensor
+) -> list[Tensor | None]:
+    """Give the share of every operand that is a tensor, fitted to it; None for those that want none."""
+    vjp = bound.definition.vjp
+    if vjp is None:
+        raise NotImplementedError(f"{bound.definition.name} has no gradient; use it under no_grad()")
+    shares = vjp(Pullback(bound.operands, kept, bound.options, wanted), cotangent)
+    return [
+        fit(share, cast("Tensor", operand)) if asked and share is not None else None
+        for operand, share, asked in zip(bound.operands, shares, wanted, strict=True)
+        if isinstance(operand, Operand)
+    ]
