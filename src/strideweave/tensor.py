@@ -15,6 +15,7 @@ from strideweave.runtime.await_result import AwaitResult
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
+    from typing_extensions import CapsuleType
 
     from strideweave.autograd.graph import Node
     from strideweave.carriers.base import Carrier
@@ -264,6 +265,54 @@ class Tensor(Operand):
         if copy is False:
             raise ValueError(f"a {self.dtype.name} tensor cannot become {np.dtype(dtype)} without a copy")
         return array.astype(dtype)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> CapsuleType:
+        """Export the elements to another library without a copy, as ``numpy.from_dlpack`` and others ask for it.
+
+        NumPy makes the capsule. It keeps the memory alive, after ``release()`` too, save memory that a caller
+        owns. A consumer may write where the carrier is publicly mutable and no two coordinates share a slot;
+        otherwise the capsule is flagged read-only, which a consumer that passes no ``max_version`` of at least
+        ``(1, 0)`` cannot be told. Writes of a consumer do not advance the version;
+        ``carrier.increment_version()`` does. A gradient does not cross.
+
+        Spec: *Promoted state is required for public data access and execution* (no buffer of an Evictable).
+
+        Args:
+            stream: None; memory of the processor has no streams.
+            max_version: newest version of DLPack that the consumer understands; None is the time before 1.0.
+            dl_device: None, or the device that ``__dlpack_device__`` gives.
+            copy: True exports a copy, which works for every Layout; False and None never copy.
+
+        Raises:
+            BufferError: the carrier is not plain memory, the Layout has no view with one stride per axis, DLPack
+                has no such dtype in NumPy (BFloat16, the 8-bit floats), read-only elements were asked for in the
+                old way, or another device.
+            ReleasedError: the carrier was released.
+        """
+        writable = self._carrier.is_mutable() and self._layout.is_injective
+        array = self._carrier._exported(self._layout, self._offset, writable)
+        if array is None and copy:
+            array = self._carrier._gather_array(self)
+        if array is None:
+            raise BufferError(self._no_view(writable=False))
+        return array.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Give the device of the export, which is the processor: ``(1, 0)``.
+
+        Raises:
+            BufferError: the carrier is not plain memory.
+            ReleasedError: the carrier was released.
+        """
+        self._carrier._exported(row_major(0), 0, False)
+        return 1, 0
 
     # Views
 

@@ -273,6 +273,16 @@ class Carrier(CarrierLifecycle):
         self._require_live()
         return None
 
+    def _exported(self, layout: Layout, offset: int, writable: bool) -> NDArray[Any] | None:
+        """View the slots of a layout for a consumer that keeps them; None where no such view exists.
+
+        BufferError for a carrier whose values may go elsewhere while the consumer holds on to the memory.
+        """
+        self._require_live()
+        raise BufferError(
+            f"a {type(self).__name__} exposes no DLPack buffer; move its tensor to a CPU carrier first"
+        )
+
     def _adopt_like(self, values: NDArray[Any], dtype: DType) -> Self:
         """Make a fresh carrier of this class around a fresh 1-D array that nobody else refers to."""
         return self.new_like(values, dtype=dtype)

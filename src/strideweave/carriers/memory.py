@@ -170,6 +170,9 @@ class MemoryCarrier(Carrier):
             view.flags.writeable = writable
         return view
 
+    def _exported(self, layout: Layout, offset: int, writable: bool) -> NDArray[Any] | None:
+        return self._array(layout, offset, writable)
+
     def _read_slots(self, start: int, slots: int) -> NDArray[Any]:
         return self._live_slots()[start : start + slots].copy()
 
