@@ -78,6 +78,11 @@ class Ledger:
         """The unfinished requests, oldest first."""
         return tuple(self._entries)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request is unfinished."""
+        return not self._entries
+
     def enter_data(self, kind: str, ordinals: Ordinals) -> LedgerEntry:
         """Let a request that needs values in; overlapping data requests share their tiles.
 

@@ -149,7 +149,19 @@ class TileTraffic:
         """Strike a request off, whatever became of it; never blocks, and a second call does nothing."""
         with self.lock:
             freed = self.ledger.leave(entry)
+            if self.ledger.is_empty:
+                self._come_to_rest()
         finish(freed)
+
+    def _come_to_rest(self) -> None:
+        """No request is left, so nothing is under way: forget what the tasks of cut-off requests left behind.
+
+        A task ends what it began, but not where its request is cut off, in the child of a fork or by the end of
+        the loop. Places it had reserved then stay unused: a thread of that loop may still write to them.
+        """
+        self._passages.clear()
+        self.counters.in_flight_bytes = self.counters.staging_bytes = 0
+        self.counters.reserved_tiles = self.table.resident_count
 
     def require_valid(self, kind: str, ordinals: Ordinals) -> None:
         """Refuse tiles without a value; call it under the lock.
@@ -548,7 +560,7 @@ class TileTraffic:
             yield passage
         finally:
             for key in keys:
-                del self._passages[key]
+                self._passages.pop(key, None)  # None: the request was cut off meanwhile
             self._passages.update(outer)
             passage.done.set()
 
