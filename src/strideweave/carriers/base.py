@@ -339,33 +339,21 @@ class Carrier(CarrierLifecycle):
     def _set_through_io(self, i: int, value: object, check: Callable[[], None]) -> None:
         check()
         index, converted = self._check_index(i), self._convert(value)
-        with self._lock:
-            check()
-            self._writes_in_flight += 1
-        try:
+        with self._writing(check):
             self._store_slot(index, converted)
-        except BaseException:  # whatever it was, the write is over
-            self._end_write(0)
-            raise
-        self._end_write(1)
 
     @contextmanager
     def _writing(self, check: Callable[[], None]) -> Iterator[None]:
-        """Guard one write of many slots: it is a write in flight, and advances the version if it succeeds."""
+        """Guard one write that holds no lock: it is in flight, and advances the version if it succeeds."""
         with self._lock:
             check()
-            self._writes_in_flight += 1
+            self._begin_write()
         try:
             yield
         except BaseException:  # whatever it was, the write is over
             self._end_write(0)
             raise
         self._end_write(1)
-
-    def _end_write(self, advance: int) -> None:
-        with self._lock:
-            self._writes_in_flight -= 1
-            self._version += advance
 
     def _check_index(self, i: int) -> int:
         index = as_integer(i, "a slot index")

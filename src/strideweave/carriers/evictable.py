@@ -205,31 +205,38 @@ class Evictable(DependentCarrier):
         self.promote_async().wait()
 
     def _start(self, kind: str, *, evicted: bool) -> AwaitResult[None]:
-        with self._lock:
+        def check() -> None:
             self._require_live()
             self._require_unowned()
             self._require_no_transition()
+            if self._evicted is not evicted:
+                self._require_no_writes()
+                self._find_move()
+
+        def enter() -> None:
+            check()
+            self._transition = kind
+
+        with self._lock:
+            check()
             if self._evicted is evicted:
                 return AwaitResult[None].completed(None)
-            self._require_no_writes()
-            source, other = (self._primary, self._secondary) if evicted else (self._secondary, self._primary)
-            operation = dispatch_move(type(source), type(other))
-            self._transition = kind
         handle: AwaitResult[None] = AwaitResult()
-        started = False
-        try:
-            self._scope.start(handle, self._move, source, other, operation, cleanup=self._end_transition)
-            started = True
-        finally:
-            if not started:
-                self._end_transition()
-        return handle
+        return self._scope.start(handle, self._move, evicted, enter=enter, cleanup=self._end_transition)
 
     def _end_transition(self) -> None:
         self._transition = None
 
-    async def _move(self, source: Carrier, other: Carrier, operation: type[MoveOperation]) -> None:
-        """Fill ``other``, or fresh storage of its class, from ``source`` and commit, or leave all as it was."""
+    def _find_move(self) -> tuple[Carrier, Carrier, type[MoveOperation]]:
+        """The tier that holds the values, the other one, and how values get there."""
+        tiers = (self._secondary, self._primary) if self._evicted else (self._primary, self._secondary)
+        return *tiers, dispatch_move(*map(type, tiers))
+
+    async def _move(self, evicted: bool) -> None:
+        """Fill the other tier, or fresh storage of its class, and commit, or leave all as it was."""
+        if self._evicted is evicted:  # by a transition of another thread that was a moment quicker
+            return
+        source, other, operation = self._find_move()
         usable = not other.is_released() and other.size() >= self._size
         destination = other if usable else other.allocate_like(self._size, mutable=True, empty=True)
         committed = False

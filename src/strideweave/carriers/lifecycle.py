@@ -6,6 +6,7 @@ A carrier is in one of three conditions: live and unowned (anyone may write if i
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +60,8 @@ class CarrierLifecycle(Storage):
         self._version = 0
         self._owner: object | None = None
         self._released = False
-        self._writes_in_flight = 0
+        self._writes_begun = 0  # and not ended, in the process below
+        self._writing_process = 0
         # The runtime's one short lock: a request's cleanup relinquishes carriers, in a forked child too.
         self._lock = short_lock
         self._task_scope: TaskScope | None = None
@@ -181,7 +183,7 @@ class CarrierLifecycle(Storage):
                 "version": self._version,
                 "is_owned": self._owner is not None,
                 "is_released": self._released,
-                "pending": (self._task_scope.pending if self._task_scope else 0) + self._writes_in_flight,
+                "pending": (self._task_scope.pending if self._task_scope else 0) + self._writes_in_flight(),
             }
 
     def _end(self, owner: object) -> None:
@@ -236,9 +238,23 @@ class CarrierLifecycle(Storage):
             raise ImmutableError(f"this {type(self).__name__} was made with mutable=False")
 
     def _require_no_writes(self) -> None:
-        if self._writes_in_flight:
-            count = self._writes_in_flight
+        count = self._writes_in_flight()
+        if count:
             raise PendingWorkError(f"{count} writes of slots are unfinished; wait for them", pending=count)
+
+    def _writes_in_flight(self) -> int:
+        """How many writes threads of this process are at; a forked child has none of its parent's threads."""
+        return self._writes_begun if self._writing_process == os.getpid() else 0
+
+    def _begin_write(self) -> None:
+        """Count a write that holds no lock; called under the lock."""
+        self._writes_begun = self._writes_in_flight() + 1
+        self._writing_process = os.getpid()
+
+    def _end_write(self, advance: int) -> None:
+        with self._lock:
+            self._writes_begun -= 1
+            self._version += advance
 
     def __del__(self) -> None:
         # A carrier whose constructor raised has no attributes.

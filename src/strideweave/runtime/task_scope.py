@@ -106,6 +106,7 @@ class TaskScope:
         handle: H,
         function: Callable[..., Awaitable[Any]],
         *args: Any,
+        enter: Callable[[], None] | None = None,
         cleanup: Callable[[], None] | None = None,
         at_once: Callable[[], Any] | None = None,
     ) -> H:
@@ -118,6 +119,9 @@ class TaskScope:
             handle: a new handle, which gets the value or the exception.
             function: called in the runtime loop.
             *args: its arguments.
+            enter: takes what the request needs and ``cleanup`` gives back. Called under ``short_lock``, in the
+                step that makes the request pending: a fork finds both done or neither, and a forked child gives
+                back what it inherits. What it raises, ``start`` raises; it must not wait.
             cleanup: called exactly once when the request ends, before ``handle.done`` is true, on every path:
                 a value, an exception, the end of the runtime, a forked child that inherits the request (and
                 fails it; the parent's own call is the parent's). It must not await, block or raise, and may
@@ -134,7 +138,7 @@ class TaskScope:
             RuntimeError: the runtime has ended or could not start.
             ValueError: the handle is done already.
 
-        When it raises, nothing is pending and ``cleanup`` has not been called.
+        When it raises, nothing is pending; ``cleanup`` has been called if ``enter`` was there and had returned.
         """
         if handle.done:
             raise ValueError("a request needs a new handle, and this one is done already")
@@ -146,6 +150,8 @@ class TaskScope:
             if self._runtime is not runtime:
                 self._runtime = runtime
                 self._reset_group()
+            if enter is not None:
+                enter()
             runtime.scopes.add(self)
             self._pending.add(request)  # before the post: from here on every way to the end settles it
         try:
@@ -155,6 +161,8 @@ class TaskScope:
                 if request in self._pending and not request.settled:
                     self._pending.remove(request)
                     request.settled = True
+                    if enter is not None and cleanup is not None:
+                        cleanup()
                     raise
             # The ending runtime has settled it, cleanup and all: the handle tells.
         return handle

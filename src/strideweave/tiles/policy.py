@@ -7,13 +7,13 @@ their own plans made resident; they do not look at the carrier. Each object serv
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from strideweave.layout.int_tuple import as_integer
+from strideweave.runtime.locks import short_lock
 from strideweave.tiles.residency_plan import NO_TILES, ResidencyPlan
 from strideweave.tiles.selection import TileSet
 
@@ -76,7 +76,7 @@ class _ShippedPolicy:
     """What the shipped policies share: a lock, the counters, the bound geometry and tiles as keys."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = short_lock  # a lock of its own could stay locked for ever in a forked child
         self._grid: TileGrid | None = None
         self._tile_bytes: int | None = None
         self._capacity: int | None = None

@@ -44,18 +44,17 @@ class Model:
     def dirty(self) -> list[int]:
         return [coordinate[0] for coordinate in self.carrier.dirty_tiles.coordinates]
 
-    def at_rest(self) -> bool:
+    def idle(self) -> bool:
         """Nothing pending, nothing pinned, no bytes in flight or staged."""
         found = self.carrier.statistics()
         return (
-            found.pending_requests
-            == found.pinned_tiles
-            == found.in_flight_bytes
-            == found.staging_bytes
-            == found.put_off_evictions
-            == 0
+            found.pending_requests == found.pinned_tiles == found.in_flight_bytes == found.staging_bytes == 0
             and found.resident_bytes == found.resident_tiles * found.tile_bytes
         )
+
+    def at_rest(self) -> bool:
+        """Idle, and no eviction was put off and forgotten."""
+        return self.idle() and not self.carrier.statistics().put_off_evictions
 
     def snapshot(self) -> tuple:
         """Everything that a refused or failed request must leave alone."""

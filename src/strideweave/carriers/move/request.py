@@ -68,22 +68,9 @@ def move_async(tensor: Tensor, destination: Carrier) -> AwaitMove:
     """
     source = _check_source(tensor)
     operation = _check_destination(source, destination)
-    token = object()
-    source._claim(token)
-    claimed = started = False
-    try:
-        destination._claim(token)
-        claimed = True
-        wanted = tensor.requires_grad and is_grad_enabled()
-        work = _Move(tensor, source, destination, operation, token, wanted)
-        handle = destination._scope.start(AwaitMove(), work.run, cleanup=work.let_go)
-        started = True
-    finally:
-        if not started:
-            source._relinquish(token)
-            if claimed:
-                destination._relinquish(token)
-    return handle
+    wanted = tensor.requires_grad and is_grad_enabled()
+    work = _Move(tensor, source, destination, operation, object(), wanted)
+    return destination._scope.start(AwaitMove(), work.run, enter=work.enter, cleanup=work.let_go)
 
 
 def _check_source(tensor: object) -> Carrier:
@@ -128,7 +115,7 @@ def _check_destination(source: Carrier, destination: object) -> type[MoveOperati
 
 @dataclass(slots=True, eq=False)
 class _Move:
-    """One admitted move on its way through the runtime's loop."""
+    """One move, from its admission through the runtime's loop."""
 
     tensor: Tensor
     source: Carrier
@@ -136,6 +123,17 @@ class _Move:
     operation: type[MoveOperation]
     token: object
     requires_grad: bool
+
+    def enter(self) -> None:
+        """Claim both carriers, or raise and claim none."""
+        self.source._claim(self.token)
+        claimed = False
+        try:
+            self.destination._claim(self.token)
+            claimed = True
+        finally:
+            if not claimed:
+                self.source._relinquish(self.token)
 
     async def run(self) -> Tensor:
         """Transfer all slots, then publish and release the source."""

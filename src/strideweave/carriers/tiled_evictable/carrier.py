@@ -415,35 +415,35 @@ class TiledEvictable(DependentCarrier):
 
     def _start_work(
         self,
-        entry: LedgerEntry,
         handle: H,
-        work: Callable[[], Awaitable[Any]],
+        enter: Callable[[], LedgerEntry],
+        work: Callable[[LedgerEntry], Awaitable[Any]],
         *,
         at_once: Callable[[], Any] | None = None,
         then: Callable[[], None] = _nothing,
     ) -> H:
-        """Start the task of an admitted request; whatever becomes of it, its tiles become free.
+        """Admit a request and start its task; whatever becomes of it, its tiles become free.
 
         Args:
-            entry: the request.
-            handle: its fresh handle.
-            work: the coroutine function that does it.
+            handle: the request's fresh handle.
+            enter: admits it, under the lock; what it raises is raised here, and nothing has changed then.
+            work: the coroutine function that does it, given its entry.
             at_once: does it without a task, or returns None where it takes one; see ``TaskScope.start``.
-            then: also to be run when the request ends or cannot start; must not block.
+            then: also to be run when an admitted request ends; must not block.
         """
+        admitted: list[LedgerEntry] = []
 
         def leave() -> None:
-            self._traffic.leave(entry)
+            self._traffic.leave(admitted[0])
             then()
 
-        started = False
-        try:
-            self._scope.start(handle, work, cleanup=leave, at_once=at_once)
-            started = True
-        finally:
-            if not started:
-                leave()
-        return handle
+        return self._scope.start(
+            handle,
+            lambda: work(admitted[0]),
+            enter=lambda: admitted.append(enter()),
+            cleanup=leave,
+            at_once=at_once,
+        )
 
     def _load_slot(self, i: int) -> bool | int | float:
         return read_slot(self, i)

@@ -66,32 +66,20 @@ def start_projection(
         )
     required = selection.bind(traffic.grid)
     geometry = carrier._geometry(placement, selection)
-    token = object()
     if destination is not None:
         _check_destination(carrier, destination, geometry.size)
-        destination._claim(token)
-
-    def let_go() -> None:
-        if destination is not None:
-            destination._relinquish(token)
-
-    admitted = False
-    try:
-        policy = carrier.residency_policy
-        if policy is None:
-            plan = RequestPlan(required)
-        else:
-            # A policy believes that its plans are carried out, so it is not asked for what would be refused.
-            traffic.check_data("project", required)
-            plan = plan_request(policy, traffic.grid, required, selection.tile_set, "projection")
-        entry = traffic.enter_data("project", plan)
-        admitted = True
-    finally:
-        if not admitted:
-            let_go()
+    policy = carrier.residency_policy
+    if policy is None:
+        plan = RequestPlan(required)
+    else:
+        # A policy believes that its plans are carried out, so it is not asked for what would be refused.
+        traffic.check_data("project", required)
+        plan = plan_request(policy, traffic.grid, required, selection.tile_set, "projection")
     requires_grad = tensor.requires_grad and is_grad_enabled()
-    work = _Projection(carrier, entry, plan, geometry, destination, token, requires_grad)
-    return carrier._start_work(entry, AwaitProjection(), work.run, at_once=work.at_once, then=let_go)
+    work = _Projection(carrier, plan, geometry, destination, object(), requires_grad)
+    return carrier._start_work(
+        AwaitProjection(), work.enter, work.run, at_once=work.at_once, then=work.let_go
+    )
 
 
 def _check_destination(carrier: TiledEvictable, destination: Carrier, size: int) -> None:
@@ -121,10 +109,9 @@ def _check_destination(carrier: TiledEvictable, destination: Carrier, size: int)
 
 @dataclass(slots=True, eq=False)
 class _Projection:
-    """One admitted projection on its way through the runtime's loop; it keeps its carrier alive."""
+    """One projection, from its admission through the runtime's loop; it keeps its carrier alive."""
 
     carrier: TiledEvictable
-    entry: LedgerEntry
     plan: RequestPlan
     geometry: CompactGeometry
     destination: Carrier | None
@@ -135,6 +122,26 @@ class _Projection:
     def traffic(self) -> TileTraffic:
         return self.carrier._traffic
 
+    def enter(self) -> LedgerEntry:
+        """Take the destination and the tiles, or raise and take nothing; under the lock."""
+        if self.destination is not None:
+            _check_destination(
+                self.carrier, self.destination, self.geometry.size
+            )  # again: it may be in use now
+            self.destination._claim(self.token)
+        entry: LedgerEntry | None = None
+        try:
+            entry = self.traffic.enter_data("project", self.plan)
+        finally:
+            if entry is None:
+                self.let_go()
+        return entry
+
+    def let_go(self) -> None:
+        """Give the destination back."""
+        if self.destination is not None:
+            self.destination._relinquish(self.token)
+
     def at_once(self) -> Tensor | None:
         """Gather a few resident tiles that stay where they are; None where there is more to do."""
         plan, traffic = self.plan, self.traffic
@@ -144,17 +151,17 @@ class _Projection:
         self._copy_inline(plan.required, np.arange(len(plan.required)), self._flat(target))
         return self._publish(target)
 
-    async def run(self) -> Tensor:
+    async def run(self, entry: LedgerEntry) -> Tensor:
         """Bring the tiles, gather them, publish the compact Tensor, then let go of the tiles."""
         changes = Changes()
         gathered: Carrier | None = None
         try:
-            await self.traffic.bring(self.entry, self.plan, changes)
+            await self.traffic.bring(entry, self.plan, changes)
             gathered = await self._gather()
         finally:
             if gathered is None:
-                await self.traffic.undo(self.entry, changes)
-        await self.traffic.finish_with(self.entry, self.plan.passing)
+                await self.traffic.undo(entry, changes)
+        await self.traffic.finish_with(entry, self.plan.passing)
         return self._publish(gathered)
 
     def _publish(self, gathered: Carrier) -> Tensor:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from strideweave.tiles.ledger import LedgerEntry
 
     Ordinals = npt.NDArray[np.int64]
+    Mask = npt.NDArray[np.bool_]
 
 __all__ = ["AwaitResidency", "TiledResidencyFacet"]
 
@@ -52,30 +53,36 @@ class TiledResidencyFacet:
         """Start making every tile of a set primary; see ``TiledEvictable.promote_async``."""
         ordinals = self._bind(tiles)
         traffic = self._carrier._traffic
+
+        def enter() -> LedgerEntry:
+            entry = traffic.ledger.enter_residency("promote_async", ordinals, self._missing(ordinals))
+            traffic.counters.put_off.difference_update(ordinals.tolist())
+            return entry
+
         with traffic.lock:
             traffic.require_valid("promote", ordinals)
-            missing = ~traffic.table.is_resident(ordinals)
-            entry = self._enter("promote_async", ordinals, missing)
-            traffic.counters.put_off.difference_update(ordinals.tolist())
-        if entry is None:
-            return AwaitResidency.completed(None)
-        return self._carrier._start_work(
-            entry, AwaitResidency(), partial(self._promote, entry, ordinals[missing])
-        )
+            missing = self._missing(ordinals)
+            traffic.ledger.check_residency("promote_async", ordinals, missing)
+            if not missing.any():
+                traffic.counters.put_off.difference_update(ordinals.tolist())
+                return AwaitResidency.completed(None)
+        return self._carrier._start_work(AwaitResidency(), enter, partial(self._promote, ordinals))
 
     def evict_async(self, tiles: TileSet | TileSelection) -> AwaitResidency:
         """Start moving every tile of a set out of the primary tier; see ``TiledEvictable.evict_async``."""
         ordinals = self._bind(tiles)
         traffic = self._carrier._traffic
+
+        def enter() -> LedgerEntry:
+            return traffic.ledger.enter_residency("evict_async", ordinals, self._leaving(ordinals))
+
         with traffic.lock:
             traffic.require_valid("evict", ordinals)
-            resident = traffic.table.is_resident(ordinals)
-            entry = self._enter("evict_async", ordinals, resident)
-        if entry is None:
-            return AwaitResidency.completed(None)
-        return self._carrier._start_work(
-            entry, AwaitResidency(), partial(self._evict, entry, ordinals[resident])
-        )
+            leaving = self._leaving(ordinals)
+            traffic.ledger.check_residency("evict_async", ordinals, leaving)
+            if not leaving.any():
+                return AwaitResidency.completed(None)
+        return self._carrier._start_work(AwaitResidency(), enter, partial(self._evict, ordinals))
 
     def promote(self, tiles: TileSet | TileSelection) -> None:
         """Make every tile of a set primary and return when that is done."""
@@ -93,24 +100,26 @@ class TiledResidencyFacet:
             raise TypeError(f"tiles must be a TileSet or a TileSelection, found {type(tiles).__name__}")
         return tiles.bind(self._carrier._traffic.grid)
 
-    def _enter(
-        self, kind: str, ordinals: Ordinals, would_change: npt.NDArray[np.bool_]
-    ) -> LedgerEntry | None:
-        """Admit the request, or give None when there is nothing to do; under the lock."""
-        ledger = self._carrier._traffic.ledger
-        if would_change.any():
-            return ledger.enter_residency(kind, ordinals, would_change)
-        ledger.check_residency(kind, ordinals, would_change)
-        return None
+    def _missing(self, ordinals: Ordinals) -> Mask:
+        """The tiles that a promotion would change."""
+        return ~self._carrier._traffic.table.is_resident(ordinals)
 
-    async def _promote(self, entry: LedgerEntry, ordinals: Ordinals) -> None:
-        await self._carrier._traffic.fetch(entry, ordinals)
-
-    async def _evict(self, entry: LedgerEntry, ordinals: Ordinals) -> None:
+    def _leaving(self, ordinals: Ordinals) -> Mask:
+        """The tiles that an eviction would change: those resident, and those that others are about to fetch."""
         traffic = self._carrier._traffic
-        dirty = ordinals[traffic.table.is_dirty(ordinals)]
+        return traffic.table.is_resident(ordinals) | (traffic.ledger.needed[ordinals] > 0)
+
+    async def _promote(self, ordinals: Ordinals, entry: LedgerEntry) -> None:
+        missing = ordinals[self._missing(ordinals)]
+        if len(missing):
+            await self._carrier._traffic.fetch(entry, missing)
+
+    async def _evict(self, ordinals: Ordinals, entry: LedgerEntry) -> None:
+        traffic = self._carrier._traffic
+        resident = ordinals[traffic.table.is_resident(ordinals)]
+        dirty = resident[traffic.table.is_dirty(resident)]
         if len(dirty):
             await traffic.write_back(dirty)
         with traffic.lock:
-            traffic.ledger.begin_move(entry, ordinals)
-        await traffic.drop(entry, ordinals)
+            traffic.ledger.begin_move(entry, resident)
+        await traffic.drop(entry, resident)

@@ -5,11 +5,13 @@ Contract section 5: a read takes any valid tile where it is; a write makes its t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strideweave.runtime.await_result import AwaitResult
+from strideweave.tiles.coordinates import NO_ORDINALS
 from strideweave.tiles.plan import RequestPlan
 from strideweave.tiles.residency import Location
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
+    from strideweave.tiles.ledger import LedgerEntry
 
     Ordinals = npt.NDArray[np.int64]
 
@@ -70,14 +73,18 @@ def write_slot(carrier: TiledEvictable, slot: int, value: npt.NDArray[Any]) -> N
         if traffic.table.location(ordinal) is Location.PRIMARY:
             store()
             return
-        entry = traffic.ledger.enter_residency("write", at, np.ones(1, np.bool_))
 
-    async def fetch_and_store() -> None:
-        await traffic.fetch(entry, at)
+    def enter() -> LedgerEntry:
+        traffic.ledger.check_idle("a write", ordinal)
+        return traffic.ledger.enter_residency("write", at, np.ones(1, np.bool_))
+
+    async def fetch_and_store(entry: LedgerEntry) -> None:
+        if traffic.table.location(ordinal) is not Location.PRIMARY:
+            await traffic.fetch(entry, at)
         with traffic.lock:
             store()
 
-    carrier._start_work(entry, AwaitResult(), fetch_and_store).wait()
+    carrier._start_work(AwaitResult(), enter, fetch_and_store).wait()
 
 
 def read_slots(carrier: TiledEvictable, start: int, slots: int) -> npt.NDArray[Any]:
@@ -95,7 +102,6 @@ def read_slots(carrier: TiledEvictable, start: int, slots: int) -> npt.NDArray[A
     flat = values.view(f"u{carrier.dtype().itemsize}")
     tiles = np.arange(start // size, (start + slots - 1) // size + 1)
     plan = RequestPlan(tiles, passing=tiles)
-    entry = traffic.enter_data("read", plan)
 
     async def consume(wave: Ordinals, rows: list[npt.NDArray[np.unsignedinteger]]) -> None:
         pairs = []
@@ -106,9 +112,9 @@ def read_slots(carrier: TiledEvictable, start: int, slots: int) -> npt.NDArray[A
             )
         await traffic.copy(pairs)
 
-    async def read() -> None:
+    async def read(entry: LedgerEntry) -> None:
         await traffic.stream(tiles, consume)
-        await traffic.finish_with(entry, np.empty(0, np.int64))
+        await traffic.finish_with(entry, NO_ORDINALS)
 
-    carrier._start_work(entry, AwaitResult(), read).wait()
+    carrier._start_work(AwaitResult(), partial(traffic.enter_data, "read", plan), read).wait()
     return values
