@@ -52,6 +52,7 @@ __all__ = ["STAGING_BYTES", "Changes", "TileTraffic"]
 STAGING_BYTES = (
     8 << 20
 )  # a request stages at most this much, or one tile, of what streams past the primary tier
+_BATCH_TILES = 256  # moves are prepared for so many tiles at once: about 2 ms in which no other thread runs
 _RELEASE_PIECE = 4 << 20  # returning more bytes than this to the system is work for a worker thread
 
 _logger = logging.getLogger("strideweave")
@@ -230,19 +231,18 @@ class TileTraffic:
 
     async def fetch(self, entry: LedgerEntry, ordinals: Ordinals) -> None:
         """Make missing tiles primary, all or none; ``entry`` holds them and nobody else moves them."""
-        ordinals = np.sort(ordinals)
 
-        async def fill() -> None:
-            implicit = self.table.is_implicit(ordinals)
-            stored = ordinals[~implicit]
+        async def fill(batch: Ordinals) -> None:
+            implicit = self.table.is_implicit(batch)
+            stored = batch[~implicit]
             with self.lock:
                 transfers = self._transfers(self.secondary.places(stored), self.primary.places(stored))
             await self._transfer(transfers, inbound=True)
             if implicit.any():
                 zero = np.zeros(self.grid.tile_size, self.unit)
-                await self.copy([(row, zero) for row in self.rows(ordinals[implicit])])
+                await self.copy([(row, zero) for row in self.rows(batch[implicit])])
 
-        await self._promote(entry, ordinals, fill)
+        await self._promote(entry, np.sort(ordinals), fill)
 
     async def _adopt_staged(self, entry: LedgerEntry, passage: _Passage, todo: Ordinals) -> list[int]:
         """Make tiles primary from rows that another request streamed, instead of reading them again."""
@@ -251,31 +251,38 @@ class TileTraffic:
         ordinals = ordinals[~self.table.is_resident(ordinals)]
         if len(ordinals):
 
-            async def fill() -> None:
-                rows = [passage.staged[ordinal] for ordinal in ordinals.tolist()]
-                await self.copy(list(zip(self.rows(ordinals), rows, strict=True)))
+            async def fill(batch: Ordinals) -> None:
+                rows = [passage.staged[ordinal] for ordinal in batch.tolist()]
+                await self.copy(list(zip(self.rows(batch), rows, strict=True)))
 
             await self._promote(entry, ordinals, fill)
         adopted: list[int] = ordinals.tolist()
         return adopted
 
     async def _promote(
-        self, entry: LedgerEntry, ordinals: Ordinals, fill: Callable[[], Awaitable[None]]
+        self, entry: LedgerEntry, ordinals: Ordinals, fill: Callable[[Ordinals], Awaitable[None]]
     ) -> None:
-        """Reserve places, fill them and commit, or give the places back."""
+        """Reserve places and fill them, batch by batch, and commit all, or give the places back."""
         with self._passage(ordinals):
-            self.primary.make_room(len(ordinals))  # not under the lock, which is for a few plain statements
             with self.lock:
-                self.primary.reserve(ordinals)
                 self.ledger.begin_move(entry, ordinals)
-                self.counters.note_reserved(len(ordinals))
-            filled = False
+            reserved, filled = 0, False
             try:
-                await fill()
+                for batch in _batches(ordinals):
+                    self.primary.make_room(len(batch))  # outside the lock: that is for a few plain statements
+                    with self.lock:
+                        self.primary.reserve(batch)
+                        self.counters.note_reserved(len(batch))
+                    reserved += len(batch)
+                    await fill(batch)
                 filled = True
             finally:
                 if not filled:
-                    await self._vacate(entry, ordinals)
+                    await self._vacate(entry, ordinals[:reserved])
+                    with self.lock:
+                        self.ledger.end_move(entry, ordinals[reserved:])
+                        freed = self.ledger.take_freed()
+                    finish(freed)
             with self.lock:
                 self.table.commit_promotion(ordinals)
                 self.ledger.end_move(entry, ordinals)
@@ -426,9 +433,10 @@ class TileTraffic:
         """Copy dirty tiles to the secondary tier, all or none; they stay primary, and clean."""
         ordinals = np.sort(ordinals)
         self.secondary.prepare_write()
-        with self.lock:
-            transfers = self._transfers(self.primary.places(ordinals), self.secondary.write_places(ordinals))
-        await self._transfer(transfers, inbound=False)
+        for batch in _batches(ordinals):
+            with self.lock:
+                transfers = self._transfers(self.primary.places(batch), self.secondary.write_places(batch))
+            await self._transfer(transfers, inbound=False)
         with self.lock:
             self.secondary.commit_write(ordinals)
             self.table.commit_clean(ordinals)
@@ -449,28 +457,28 @@ class TileTraffic:
             self.ledger.end_move(entry, ordinals[wanted])
             self.table.commit_drop(gone)
             self.counters.evictions += len(gone)
-        if len(gone):
-            await self._vacate(entry, gone)
+        await self._vacate(entry, gone)
         left: list[int] = gone.tolist()
         return left
 
     async def _vacate(self, entry: LedgerEntry, ordinals: Ordinals) -> None:
         """Give back the places of tiles that are not primary; the tiles count as moving until then."""
         with self._passage(ordinals):
-            with self.lock:
-                leftovers = self.primary.discard(ordinals)
-                self.counters.note_reserved(-len(ordinals))
-            try:
-                if leftovers and len(ordinals) * self.tile_bytes > _RELEASE_PIECE:
-                    await run_jobs([leftovers.give_back])
-                else:
-                    leftovers.give_back()
-            finally:
+            for batch in _batches(ordinals):
                 with self.lock:
-                    self.primary.reclaim(leftovers)
-                    self.ledger.end_move(entry, ordinals)
-                    freed = self.ledger.take_freed()
-                finish(freed)
+                    leftovers = self.primary.discard(batch)
+                    self.counters.note_reserved(-len(batch))
+                try:
+                    if leftovers and len(batch) * self.tile_bytes > _RELEASE_PIECE:
+                        await run_jobs([leftovers.give_back])
+                    else:
+                        leftovers.give_back()
+                finally:
+                    with self.lock:
+                        self.primary.reclaim(leftovers)
+                        self.ledger.end_move(entry, batch)
+                        freed = self.ledger.take_freed()
+                    finish(freed)
 
     def _droppable(self, ordinals: Ordinals) -> Ordinals:
         """Resident tiles that nobody holds; those that data requests need are put off. Under the lock.
@@ -563,6 +571,10 @@ class TileTraffic:
                 self._passages.pop(key, None)  # None: the request was cut off meanwhile
             self._passages.update(outer)
             passage.done.set()
+
+
+def _batches(ordinals: Ordinals) -> Iterator[Ordinals]:
+    return (ordinals[first : first + _BATCH_TILES] for first in range(0, len(ordinals), _BATCH_TILES))
 
 
 def finish(handles: Sequence[AwaitResult[None]]) -> None:
