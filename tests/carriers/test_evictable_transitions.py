@@ -491,10 +491,10 @@ def test_readers_of_other_threads_meet_values_or_an_error():
             if found != (4.0, VALUES):
                 wrong.append(found)
 
-    readers = [threading.Thread(target=read) for _ in range(3)]
+    readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
         reader.start()
-    for _ in range(60):
+    for _ in range(12):
         carrier.evict()
         carrier.promote()
     stop.set()
