@@ -5,6 +5,7 @@ import gc
 import os
 import threading
 import weakref
+from functools import partial
 
 import anyio
 import anyio.lowlevel
@@ -172,6 +173,31 @@ async def test_finished_jobs_and_their_arrays_are_let_go(scope):
     del array
     while gone() is not None:  # the worker lets go a moment after it has reported
         gc.collect()
+
+
+@pytest.mark.parametrize("jobs", [1, 5])
+async def test_failed_jobs_are_let_go_with_their_error_and_without_the_cycle_collector(scope, jobs):
+    class Array:
+        pass
+
+    def fail(array):
+        raise OSError("broken")
+
+    array = Array()
+    gone = weakref.ref(array)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(OSError, match="broken"):
+            await scope.start(AwaitResult(), run_jobs, [partial(fail, array)] * jobs)
+        del array
+        for _ in range(1000):  # the worker lets go a moment after it has reported
+            if gone() is None:
+                break
+            await anyio.sleep(0.001)
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 # --- the pool as an executor ---

@@ -145,18 +145,21 @@ class _Batch:
 
     def work(self) -> None:
         """Run jobs until none is left or one has failed; the last worker to get here ends the batch."""
+        job: Callable[[], None] | None = None
         try:
             while (job := self._take()) is not None:
                 job()
         except BaseException as error:  # whatever it is goes to the awaiting task; the worker lives on
             trace = error.__traceback__
-            # Without this frame, which would keep the batch and its arrays alive with the error.
-            self._errors.append(error.with_traceback(trace.tb_next if trace else None))
+            self._errors.append(error.with_traceback(trace.tb_next if trace else None))  # without this frame
+            del trace
         with self._lock:
             self._running -= 1
             last = self._running == 0
         if last:
             self.finished._finish(exception=self._first_error())
+        # A failed job's frame leads back to this one: no cycle error -> frames -> batch -> error.
+        del self, job
 
     def _take(self) -> Callable[[], None] | None:
         with self._lock:
@@ -195,5 +198,8 @@ async def run_jobs(jobs: Sequence[Callable[[], None]]) -> None:
     batch = _Batch(jobs, hops)
     for _ in range(hops):
         pool.post(batch.work)
-    with anyio.CancelScope(shield=True):
-        await batch.finished
+    try:
+        with anyio.CancelScope(shield=True):
+            await batch.finished
+    finally:
+        del batch, jobs  # an error's traceback keeps this frame: no cycle error -> frame -> batch -> error
