@@ -15,6 +15,7 @@ from strideweave.runtime import AwaitResult, TaskScope
 # dozens of processes start here.
 PRELUDE = """
 import gc, importlib.util, os, signal, sys, threading, time, types
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in a shell's background ignores it
 package = types.ModuleType("strideweave")
 package.__path__ = importlib.util.find_spec("strideweave").submodule_search_locations
 sys.modules["strideweave"] = package

@@ -27,7 +27,7 @@ _logger = logging.getLogger("strideweave")
 class Request:
     """One request: what to run, and whom to tell."""
 
-    __slots__ = ("args", "at_once", "cleanup", "function", "handle", "nested", "scope", "settled")
+    __slots__ = ("args", "cleanup", "function", "handle", "nested", "scope", "settled")
 
     def __init__(
         self,
@@ -37,10 +37,8 @@ class Request:
         args: tuple[Any, ...],
         *,
         cleanup: Callable[[], None] | None,
-        at_once: Callable[[], Any] | None,
     ) -> None:
         self.scope = scope
-        self.at_once = at_once
         self.handle = handle
         self.function = function
         self.args = args
@@ -56,19 +54,6 @@ class Request:
             self._fail(error)
         else:
             self.settle(value, None)
-
-    def end_at_once(self) -> bool:
-        """End the request without a task, if it has a way to; called by the loop, never raises."""
-        if self.at_once is None:
-            return False
-        try:
-            value = self.at_once()
-        except BaseException as error:  # as in run()
-            self._fail(error)
-            return True
-        if value is not None:
-            self.settle(value, None)
-        return value is not None
 
     def _fail(self, error: BaseException) -> None:
         trace = error.__traceback__
@@ -99,7 +84,7 @@ class Request:
                 self.scope.forget(self, failed=error is not None)
                 handle._settle(value, error)
             # A task that is stuck must not keep the carrier alive.
-            del self.function, self.args, self.cleanup, self.at_once
+            del self.function, self.args, self.cleanup
         if wake and not isinstance(error, DroppedAtExit):
             handle._wake()
 

@@ -108,12 +108,11 @@ class TaskScope:
         *args: Any,
         enter: Callable[[], None] | None = None,
         cleanup: Callable[[], None] | None = None,
-        at_once: Callable[[], Any] | None = None,
     ) -> H:
         """Start a request from any thread and return its handle at once.
 
-        The request is ``await function(*args)`` as a task in the runtime loop, unless ``at_once`` ends it
-        there. It sees the runtime's context variables, not the caller's.
+        The request is ``await function(*args)`` as a task in the runtime loop. It sees the runtime's context
+        variables, not the caller's.
 
         Args:
             handle: a new handle, which gets the value or the exception.
@@ -126,9 +125,6 @@ class TaskScope:
                 a value, an exception, the end of the runtime, a forked child that inherits the request (and
                 fails it; the parent's own call is the parent's). It must not await, block or raise, and may
                 take no lock but ``short_lock``.
-            at_once: called in the runtime loop before the task would be made, which a small request would
-                spend most of its time on. It returns the request's value, or None when it takes a task after
-                all and nothing was done; it raises what the request is to raise. It must not block.
 
         Returns:
             ``handle``.
@@ -142,7 +138,7 @@ class TaskScope:
         """
         if handle.done:
             raise ValueError("a request needs a new handle, and this one is done already")
-        request = Request(self, handle, function, args, cleanup=cleanup, at_once=at_once)
+        request = Request(self, handle, function, args, cleanup=cleanup)
         runtime = current_runtime()
         with short_lock:
             if self._closed:
@@ -245,8 +241,6 @@ class TaskScope:
             if not self._hosted and self._runtime is not None:
                 self._hosted = True
                 self._runtime.root.start_soon(self._host, self._runtime)
-            if request.end_at_once():
-                return
             if self._group is not None:
                 self._group.start_soon(request.run)
             else:

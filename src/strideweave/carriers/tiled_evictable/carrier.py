@@ -419,7 +419,6 @@ class TiledEvictable(DependentCarrier):
         enter: Callable[[], LedgerEntry],
         work: Callable[[LedgerEntry], Awaitable[Any]],
         *,
-        at_once: Callable[[], Any] | None = None,
         then: Callable[[], None] = _nothing,
     ) -> H:
         """Admit a request and start its task; whatever becomes of it, its tiles become free.
@@ -428,7 +427,6 @@ class TiledEvictable(DependentCarrier):
             handle: the request's fresh handle.
             enter: admits it, under the lock; what it raises is raised here, and nothing has changed then.
             work: the coroutine function that does it, given its entry.
-            at_once: does it without a task, or returns None where it takes one; see ``TaskScope.start``.
             then: also to be run when an admitted request ends; must not block.
         """
         admitted: list[LedgerEntry] = []
@@ -442,7 +440,6 @@ class TiledEvictable(DependentCarrier):
             lambda: work(admitted[0]),
             enter=lambda: admitted.append(enter()),
             cleanup=leave,
-            at_once=at_once,
         )
 
     def _load_slot(self, i: int) -> bool | int | float:

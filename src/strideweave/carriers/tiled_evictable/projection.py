@@ -77,9 +77,7 @@ def start_projection(
         plan = plan_request(policy, traffic.grid, required, selection.tile_set, "projection")
     requires_grad = tensor.requires_grad and is_grad_enabled()
     work = _Projection(carrier, plan, geometry, destination, object(), requires_grad)
-    return carrier._start_work(
-        AwaitProjection(), work.enter, work.run, at_once=work.at_once, then=work.let_go
-    )
+    return carrier._start_work(AwaitProjection(), work.enter, work.run, then=work.let_go)
 
 
 def _check_destination(carrier: TiledEvictable, destination: Carrier, size: int) -> None:
@@ -142,8 +140,8 @@ class _Projection:
         if self.destination is not None:
             self.destination._relinquish(self.token)
 
-    def at_once(self) -> Tensor | None:
-        """Gather a few resident tiles that stay where they are; None where there is more to do."""
+    def _gather_few(self) -> Tensor | None:
+        """Gather a few resident tiles that stay where they are, at once; None where there is more to do."""
         plan, traffic = self.plan, self.traffic
         if len(plan.required) * traffic.tile_bytes > INLINE_BYTES or not traffic.has_all(plan):
             return None
@@ -153,6 +151,9 @@ class _Projection:
 
     async def run(self, entry: LedgerEntry) -> Tensor:
         """Bring the tiles, gather them, publish the compact Tensor, then let go of the tiles."""
+        few = self._gather_few()
+        if few is not None:
+            return few
         changes = Changes()
         gathered: Carrier | None = None
         try:
