@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from strideweave.autograd.mode import no_grad
-from strideweave.layout import row_major
 from strideweave.runtime.locks import short_lock
 
 if TYPE_CHECKING:
@@ -108,9 +107,8 @@ def _owned(arrivals: Arrivals, cotangent: Tensor) -> Arrivals:
     for leaf, arrival in arrivals:
         gradient, carrier, layout = arrival, arrival.carrier, arrival.layout
         if carrier in taken or layout.size != carrier.size() or not layout.is_injective:
-            carrier = carrier._adopt_like(gradient.numpy(copy=True).reshape(-1), gradient.dtype)
-            gradient = type(leaf)._of(carrier, 0, row_major(gradient.shape), False)
-        taken.add(carrier)
+            gradient = carrier._copy_gradient(arrival)
+        taken.add(gradient.carrier)
         owned.append((leaf, gradient))
     return owned
 

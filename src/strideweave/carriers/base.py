@@ -302,6 +302,11 @@ class Carrier(CarrierLifecycle):
         """Make a fresh mutable carrier of this class without slots: a tier that waits for its values."""
         return self.allocate_like(0, mutable=True, dtype=dtype)
 
+    def _copy_gradient(self, gradient: Tensor) -> Tensor:
+        """Copy a gradient that lies on this carrier to fresh storage that it fills, row-major."""
+        carrier = self._adopt_like(gradient.numpy(copy=True).reshape(-1), gradient.dtype)
+        return type(gradient)._of(carrier, 0, row_major(gradient.shape), False)
+
     def _allocate_result(self, size: int) -> Self:
         """Make a fresh mutable carrier of this class and dtype, for values that follow at once."""
         return self.allocate_like(size, mutable=True, empty=True)
