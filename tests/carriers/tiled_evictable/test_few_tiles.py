@@ -1,4 +1,4 @@
-"""Projections of a few resident tiles take no task; whoever looks sees what a task would have left."""
+"""Projections of a few resident tiles take the short way; whoever looks sees what the long one would have left."""
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def tasks(monkeypatch) -> list[object]:
-    """The requests that took a task."""
+def long_ways(monkeypatch) -> list[object]:
+    """The requests that took the long way."""
     took: list[object] = []
     bring = TileTraffic.bring
 
@@ -25,21 +25,21 @@ def tasks(monkeypatch) -> list[object]:
 
 
 @pytest.mark.parametrize("policy", [None, KeepResident(), LRU(max_tiles=8)], ids=["none", "keep", "lru"])
-async def test_resident_tiles_are_gathered_without_a_task(make_model, tasks, policy):
+async def test_resident_tiles_are_gathered_the_short_way(make_model, long_ways, policy):
     """Spec: Gather preserves public TileSelection ordering."""
     model = make_model(policy=policy)
     model.check(5, 2)
-    assert len(tasks) == 1  # to fetch
+    assert len(long_ways) == 1  # to fetch
     for experts in ((5, 2), (2, 5), (2,)):
         found = await model.project(*experts)
         assert np.array_equal(found.numpy(), model.values[list(experts)])
-    assert len(tasks) == 1
+    assert len(long_ways) == 1
     assert model.carrier.statistics().hits == 5
     assert model.at_rest()
 
 
 @pytest.mark.parametrize("slots", [0, 48, 100])
-def test_a_destination_is_filled_and_advances_once(make_model, tasks, slots):
+def test_a_destination_is_filled_and_advances_once(make_model, long_ways, slots):
     model = make_model("primary")
     destination = CPU(slots)
     found = model.project(6, 1, destination=destination).wait()
@@ -47,36 +47,36 @@ def test_a_destination_is_filled_and_advances_once(make_model, tasks, slots):
     assert np.array_equal(found.numpy(), model.values[[6, 1]])
     assert destination.version == 1
     assert not destination.is_owned()
-    assert not tasks
+    assert not long_ways
 
 
-def test_one_missing_tile_takes_a_task(make_model, tasks):
+def test_one_missing_tile_takes_the_long_way(make_model, long_ways):
     model = make_model()
     model.check(0)
     model.check(0, 1)
-    assert len(tasks) == 2
+    assert len(long_ways) == 2
     assert model.carrier.statistics().misses == 2
 
 
-def test_tiles_that_do_not_stay_take_a_task(make_model, tasks):
+def test_tiles_that_do_not_stay_take_the_long_way(make_model, long_ways):
     """Contract section 5: *Planned evictions run before the handle is done*."""
     model = make_model("primary", policy=Streaming())
     model.check(3)
-    assert len(tasks) == 1
+    assert len(long_ways) == 1
     assert 3 not in model.primary()
 
 
-def test_more_bytes_than_the_loop_copies_itself_take_a_task(make_model, tasks):
+def test_more_bytes_than_the_loop_copies_itself_take_the_long_way(make_model, long_ways):
     model = make_model("primary")
     model.carrier._traffic.tile_bytes = INLINE_BYTES
     model.check(1)
-    assert not tasks
+    assert not long_ways
     model.check(1, 2)
-    assert len(tasks) == 1
+    assert len(long_ways) == 1
 
 
 def test_an_eviction_that_was_put_off_still_runs_when_the_last_request_needs_the_tile_no_longer(
-    make_model, tasks
+    make_model, long_ways
 ):
     """Contract section 5: *put off until the last live work that needs the tile ends*."""
     model = make_model("primary")
@@ -88,7 +88,7 @@ def test_an_eviction_that_was_put_off_still_runs_when_the_last_request_needs_the
     traffic.leave(entry)
     model.check(1)
     assert 4 not in model.primary()
-    assert len(tasks) == 2
+    assert len(long_ways) == 2
 
 
 def test_an_allocation_that_fails_is_the_request_s_error_and_changes_nothing(make_model, monkeypatch):
