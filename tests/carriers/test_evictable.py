@@ -487,6 +487,14 @@ def test_scatter_goes_through_the_primary():
     assert values_of(carrier.primary).tolist() == [0.0, *VALUES, 0.0]
 
 
+@pytest.mark.parametrize("make", [cpu, Generic], ids=["CPU", "Generic"])
+def test_scatter_keeps_every_bit(make):
+    bits = np.array([0x7F800001, 0x80000000, 0x00000001, 0xFFC00123], np.uint32).view(np.float32)
+    carrier, source = Evictable(make([0.0] * 4), FileBacked()), Evictable(make(bits), FileBacked())
+    carrier.scatter(tensor_on(source), tensor_on(carrier, (1,)), Layout(4, 1))
+    assert values_of(carrier).tobytes() == bits.tobytes()
+
+
 def test_scatter_may_read_the_slots_it_writes():
     carrier = Evictable(cpu(range(6)), CPU(0))
     carrier.scatter(tensor_on(carrier), Tensor(carrier, 5, row_major(1)), Layout(6, -1))
@@ -502,6 +510,7 @@ def test_a_refused_scatter_changes_nothing():
     onto = tensor_on(carrier)
     for source, mapping, error in (
         (plain, row_major(4), TypeError),
+        (tensor_on(Evictable(Generic(VALUES), FileBacked())), row_major(4), TypeError),
         (onto, row_major(3), ValueError),
         (onto, Layout(4, 0), ValueError),
         (onto, Layout(4, 2), ValueError),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, final
 from strideweave.carriers.base import CarrierStatistics
 from strideweave.carriers.cpu import CPU
 from strideweave.carriers.dependent import DependentCarrier, check_distinct, check_free, free_storages
-from strideweave.carriers.evictable_operations import EvictableOperation
+from strideweave.carriers.evictable_operations import EvictableOperation, on_primary
 from strideweave.carriers.file_backed import FileBacked
 from strideweave.carriers.generic import Generic
 from strideweave.carriers.metal import Metal
@@ -421,7 +421,13 @@ class Evictable(DependentCarrier):
         self._promoted_primary()._set_as(self._token, i, value[()])
 
     def _store_layout(self, source: Operand, layout: Layout, first: int) -> None:
-        self._promoted_primary()._scatter_as(self._token, source, layout, first)
+        primary, inner = self._promoted_primary(), on_primary(source)
+        if type(inner.carrier) is not type(primary):
+            raise TypeError(
+                f"scatter onto an Evictable over {type(primary).__name__} takes a tensor over the same, found one "
+                f"over {type(inner.carrier).__name__}"
+            )
+        primary._scatter_as(self._token, inner, layout, first)
 
     def _scatter_as(self, owner: object, source: Operand, layout: Layout, first: int) -> None:
         with self._writing(partial(self._require_live_and_owner, owner)):

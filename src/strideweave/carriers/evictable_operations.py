@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from strideweave.carriers.evictable import Evictable
     from strideweave.operations.definition import BoundOperation, Operation
 
-__all__ = ["EvictableOperation"]
+__all__ = ["EvictableOperation", "on_primary"]
 
 
 class EvictableOperation(CarrierOperation):
@@ -34,13 +34,13 @@ class EvictableOperation(CarrierOperation):
     def _run(self, bound: BoundOperation) -> Tensor:
         hierarchies = [cast("Evictable", tensor.carrier) for tensor in bound.tensors]
         with no_grad():  # the graph is of tensors over hierarchies; CarrierOperation notes the node
-            result = self._inner.forward(*map(_on_primary, bound.operands), **bound.options)
+            result = self._inner.forward(*map(on_primary, bound.operands), **bound.options)
         owner = next((own for own in hierarchies if own.primary is result.carrier), hierarchies[0])
         return Tensor._of(owner._wrap(result.carrier), result.offset, result.layout, self._wants_grad(bound))
 
 
-def _on_primary(operand: Any) -> Any:
-    """The same tensor on the primary tier; a scalar as it is."""
+def on_primary(operand: Any) -> Any:
+    """The same tensor on the primary tier of its hierarchy; a scalar as it is."""
     if not isinstance(operand, Operand):
         return operand
     hierarchy = cast("Evictable", operand.carrier)

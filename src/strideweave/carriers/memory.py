@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -178,7 +178,7 @@ class MemoryCarrier(Carrier):
 
     def _store_layout(self, source: Operand, layout: Layout, first: int) -> None:
         """Write a tensor's elements to the slots of an injective layout, relative to slot ``first``."""
-        same = cast("Carrier", source.carrier)._bearer() is self
+        same = source.carrier is self
         scattered(self._live_slots(), layout, first, source.numpy(copy=True if same else None))
 
     def _scatter_as(self, owner: object, source: Operand, layout: Layout, first: int) -> None:
