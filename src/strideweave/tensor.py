@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Tensor"]
 
+_PROCESSOR = (1, 0)  # kDLCPU, as DLPack numbers devices
+
 
 class Tensor(Operand):
     """A view of a carrier's slots as an array: coordinate ``c`` lies in slot ``offset + layout(c)``.
@@ -291,18 +293,22 @@ class Tensor(Operand):
             copy: True exports a copy, which works for every Layout; False and None never copy.
 
         Raises:
-            BufferError: the carrier is not plain memory, the Layout has no view with one stride per axis, DLPack
-                has no such dtype in NumPy (BFloat16, the 8-bit floats), read-only elements were asked for in the
-                old way, or another device.
+            BufferError: the carrier is not plain memory, the Layout has no view with one stride per axis, NumPy
+                does not export the dtype (BFloat16 and the 8-bit floats before 2.5), read-only elements were
+                asked for in the old way, or another device.
             ReleasedError: the carrier was released.
         """
+        if dl_device is not None and tuple(dl_device) != _PROCESSOR:
+            raise BufferError(
+                f"the memory is the processor's, {_PROCESSOR}; device {dl_device} was asked for"
+            )
         writable = self._carrier.is_mutable() and self._layout.is_injective
         array = self._carrier._exported(self._layout, self._offset, writable)
         if array is None and copy:
             array = self._carrier._gather_array(self)
         if array is None:
             raise BufferError(self._no_view(writable=False))
-        return array.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+        return array.__dlpack__(stream=stream, max_version=max_version, copy=copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Give the device of the export, which is the processor: ``(1, 0)``.
@@ -312,7 +318,7 @@ class Tensor(Operand):
             ReleasedError: the carrier was released.
         """
         self._carrier._exported(row_major(0), 0, False)
-        return 1, 0
+        return _PROCESSOR
 
     # Views
 
