@@ -55,10 +55,13 @@ def test_every_dtype_is_stored_bit_for_bit(dtype):
 
 @pytest.mark.parametrize("empty", [True, False])
 @pytest.mark.parametrize("size", [0, 1, 70_000])
-def test_fresh_memory_is_zero(size, empty):
+def test_fresh_memory_is_zero_unless_empty_values_will_do(size, empty):
     carrier = Metal(size, dtype=DType.Int32, empty=empty)
     assert (carrier.size(), carrier.version, carrier.is_mutable()) == (size, 0, True)
-    assert not tensor_on(carrier, size).numpy().any()
+    assert empty or not tensor_on(carrier, size).numpy().any()
+    again = carrier.allocate_like(size, empty=empty)
+    assert again.size() == size
+    assert empty or not tensor_on(again, size).numpy().any()
 
 
 def test_bad_arguments_are_refused():

@@ -57,10 +57,9 @@ class Metal(MemoryCarrier):
     def __init__(
         self, size: int, *, mutable: bool = True, dtype: DType = DType.Float32, empty: bool = False
     ) -> None:
-        del empty  # MLX copies an array into fresh memory in any case
         load_mlx()
         self.supports_storage_dtype(dtype)
-        self._values, slots = _zeros(check_slot_count(size), dtype)
+        self._values, slots = _fresh(check_slot_count(size), dtype, empty=empty)
         super().__init__(slots, dtype=dtype, mutable=mutable)
 
     def __init_subclass__(cls) -> NoReturn:
@@ -81,7 +80,7 @@ class Metal(MemoryCarrier):
     def allocate_like(
         self, size: int, *, mutable: bool = True, dtype: DType | None = None, empty: bool = False
     ) -> Self:
-        """Make a fresh carrier of this class with ``size`` slots, zero here whether ``empty`` or not.
+        """Make a fresh carrier of this class with ``size`` slots, zero unless ``empty``.
 
         Raises:
             TypeError: ``size`` is not an integer, or ``dtype`` no DType.
@@ -89,7 +88,7 @@ class Metal(MemoryCarrier):
             MemoryError: the system has no such memory.
         """
         chosen = self._choose_dtype(dtype)
-        return self._holding(_zeros(check_slot_count(size), chosen), chosen, mutable=mutable)
+        return self._holding(_fresh(check_slot_count(size), chosen, empty=empty), chosen, mutable=mutable)
 
     @classmethod
     def _computing(cls, name: str) -> Operation | None:
@@ -107,7 +106,7 @@ class Metal(MemoryCarrier):
         return self._holding(copied(np.ascontiguousarray(values), dtype), dtype, mutable=True)
 
     def _allocate_in_place(self, size: int) -> None:
-        unified = _zeros(check_slot_count(size), self._dtype)
+        unified = _fresh(check_slot_count(size), self._dtype)
         with self._lock:
             self._require_live()
             if self._size:
@@ -126,5 +125,6 @@ class Metal(MemoryCarrier):
         self._values = None  # views that callers hold keep it
 
 
-def _zeros(size: int, dtype: DType) -> Unified:
-    return copied(np.zeros(size, dtype.numpy), dtype)
+def _fresh(size: int, dtype: DType, *, empty: bool = False) -> Unified:
+    # MLX takes its memory from an array that is there; the pages of a used one cost no faults.
+    return copied((np.empty if empty else np.zeros)(size, dtype.numpy), dtype)
