@@ -455,8 +455,11 @@ def test_what_an_evicted_hierarchy_still_answers():
 def test_no_dlpack_buffer_in_either_state(evicted):
     """Spec: *Promoted state is required for public data access and execution*; DLPack is a BufferError."""
     carrier = hierarchy()
+    tensor = tensor_on(carrier, requires_grad=False)
     if evicted:
         carrier.evict()
+    with pytest.raises(BufferError):
+        np.from_dlpack(tensor)
     with pytest.raises(BufferError):
         carrier.__dlpack__()
     with pytest.raises(BufferError):
