@@ -52,7 +52,9 @@ __all__ = ["STAGING_BYTES", "Changes", "TileTraffic"]
 STAGING_BYTES = (
     8 << 20
 )  # a request stages at most this much, or one tile, of what streams past the primary tier
-_BATCH_TILES = 256  # moves are prepared for so many tiles at once: about 2 ms in which no other thread runs
+# Large sets move in batches: preparing one takes about 2 ms, in which no other thread has the interpreter.
+_BATCH_TILES = 256
+_BATCH_BYTES = 64 << 20
 _RELEASE_PIECE = 4 << 20  # returning more bytes than this to the system is work for a worker thread
 
 _logger = logging.getLogger("strideweave")
@@ -268,7 +270,7 @@ class TileTraffic:
                 self.ledger.begin_move(entry, ordinals)
             reserved, filled = 0, False
             try:
-                for batch in _batches(ordinals):
+                for batch in self._batches(ordinals):
                     self.primary.make_room(len(batch))  # outside the lock: that is for a few plain statements
                     with self.lock:
                         self.primary.reserve(batch)
@@ -433,7 +435,7 @@ class TileTraffic:
         """Copy dirty tiles to the secondary tier, all or none; they stay primary, and clean."""
         ordinals = np.sort(ordinals)
         self.secondary.prepare_write()
-        for batch in _batches(ordinals):
+        for batch in self._batches(ordinals):
             with self.lock:
                 transfers = self._transfers(self.primary.places(batch), self.secondary.write_places(batch))
             await self._transfer(transfers, inbound=False)
@@ -464,7 +466,7 @@ class TileTraffic:
     async def _vacate(self, entry: LedgerEntry, ordinals: Ordinals) -> None:
         """Give back the places of tiles that are not primary; the tiles count as moving until then."""
         with self._passage(ordinals):
-            for batch in _batches(ordinals):
+            for batch in self._batches(ordinals):
                 with self.lock:
                     leftovers = self.primary.discard(batch)
                     self.counters.note_reserved(-len(batch))
@@ -537,6 +539,10 @@ class TileTraffic:
         else:
             self._count(bytes_written=nbytes)
 
+    def _batches(self, ordinals: Ordinals) -> Iterator[Ordinals]:
+        length = min(_BATCH_TILES, max(1, _BATCH_BYTES // self.tile_bytes))
+        return (ordinals[first : first + length] for first in range(0, len(ordinals), length))
+
     def _count(self, **amounts: int) -> None:
         with self.lock:
             for name, amount in amounts.items():
@@ -571,10 +577,6 @@ class TileTraffic:
                 self._passages.pop(key, None)  # None: the request was cut off meanwhile
             self._passages.update(outer)
             passage.done.set()
-
-
-def _batches(ordinals: Ordinals) -> Iterator[Ordinals]:
-    return (ordinals[first : first + _BATCH_TILES] for first in range(0, len(ordinals), _BATCH_TILES))
 
 
 def finish(handles: Sequence[AwaitResult[None]]) -> None:
