@@ -240,8 +240,9 @@ def test_failing_to_freeze_the_capabilities_gives_both_back(monkeypatch):
         raise LookupError("no capabilities today")
 
     monkeypatch.setattr(primary, "operation_capabilities", fail)
-    with pytest.raises(LookupError, match="today"):
+    with pytest.raises(LookupError, match="today") as caught:
         Evictable(primary, secondary)
+    assert caught.tb is not None, "which keeps the failed hierarchy from being destroyed"
     assert seen == [(True, True)]
     assert not primary.is_owned()
     assert not secondary.is_owned()

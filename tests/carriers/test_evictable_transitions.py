@@ -340,6 +340,24 @@ def test_a_tier_that_is_being_read_holds_a_transition_up_whole():
     assert alias.is_released()
 
 
+def test_a_replaced_secondary_that_is_being_read_holds_it_up_too():
+    """Two carriers end with such an eviction; neither may end alone."""
+    carrier = hierarchy("CPU", "FileBacked", slots=1)
+    before, gate = snapshot(carrier), AwaitResult()
+
+    async def read():
+        await gate
+
+    reading = carrier.secondary._scope.start(AwaitResult(), read)
+    with pytest.raises(PendingWorkError, match="unfinished"):
+        carrier.evict()
+    assert snapshot(carrier) == before
+    gate._finish()
+    reading.wait(10)
+    carrier.evict()
+    assert values_of(carrier.secondary).tolist() == VALUES
+
+
 # Asynchronous use
 
 
