@@ -1,13 +1,19 @@
 """Where tiles lie: places never overlap, memory goes back, what is recycled stays inside its bound."""
 
+import ctypes
+import sys
+from mmap import PAGESIZE
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
 
 from strideweave.carriers import CPU, Generic
-from strideweave.carriers.tiled_evictable import store as store_module
-from strideweave.carriers.tiled_evictable.store import AdoptedStore, SecondaryStore, SlabStore
+from strideweave.carriers.tiled_evictable import slabs as slabs_module
+from strideweave.carriers.tiled_evictable.adopted import AdoptedStore
+from strideweave.carriers.tiled_evictable.slabs import SlabStore
+from strideweave.carriers.tiled_evictable.store import SecondaryStore
 from strideweave.dtype import DType
 from strideweave.tiles.grid import TileGrid
 
@@ -44,7 +50,7 @@ def check(store, ordinals):
 
 @pytest.fixture(params=[4096, 16384, 1 << 20], ids=lambda size: f"slab{size}")
 def slab_bytes(request, monkeypatch):
-    monkeypatch.setattr(store_module, "SLAB_BYTES", request.param)
+    monkeypatch.setattr(slabs_module, "SLAB_BYTES", request.param)
     return request.param
 
 
@@ -82,7 +88,7 @@ def test_the_warmest_place_is_used_again_first():
 
 
 def test_a_slab_without_tiles_is_released(monkeypatch):
-    monkeypatch.setattr(store_module, "SLAB_BYTES", 2 * TILE_BYTES)
+    monkeypatch.setattr(slabs_module, "SLAB_BYTES", 2 * TILE_BYTES)
     store = SlabStore(CPU(0), GRID, recycle_bytes=0)
     reserve(store, tiles(0, 1, 2, 3))
     carriers = {id(carrier): carrier for carrier, _ in store.places(tiles(0, 1, 2, 3))}
@@ -114,7 +120,7 @@ def test_a_slab_is_not_released_while_its_pages_go_back():
 def test_no_memory_leaves_everything_as_it_was(monkeypatch):
     prototype = CPU(0)
     store = SlabStore(prototype, GRID, recycle_bytes=0)
-    monkeypatch.setattr(store_module, "SLAB_BYTES", TILE_BYTES)
+    monkeypatch.setattr(slabs_module, "SLAB_BYTES", TILE_BYTES)
     store = SlabStore(prototype, GRID, recycle_bytes=0)
     reserve(store, tiles(0))
     write(store, tiles(0))
@@ -166,27 +172,83 @@ def test_adopted_tiles_stay_in_place_until_they_leave(writeable):
     assert (array == np.repeat(np.arange(1, 17), 1024)).all()  # the caller's memory was only let go
 
 
-@given(st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 15), min_size=1)), max_size=30))
-def test_any_sequence_of_comings_and_goings_keeps_tiles_apart(steps):
-    store = SlabStore(CPU(0), GRID, recycle_bytes=5 * TILE_BYTES)
+TILES = 40
+SIZES = st.sampled_from([1, 3, 100, 256, 1000, 1024, 1500, 5000, 300_000])  # slots of a tile
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("come"), st.sets(st.integers(0, TILES - 1), min_size=1)),
+        st.tuples(st.just("go"), st.sets(st.integers(0, TILES - 1), min_size=1)),
+        st.tuples(st.just("give back"), st.integers(0, 3)),
+    ),
+    max_size=30,
+)
+
+
+@given(SIZES, st.booleans(), st.sampled_from([0, 40_000, 1 << 23]), STEPS)
+def test_any_sequence_of_comings_and_goings_keeps_tiles_apart(size, adopted, recycle_bytes, steps):
+    """Also where pages go back late, when other tiles have come and gone meanwhile."""
+    grid = TileGrid((TILES,), (size,))
     present: set[int] = set()
-    for arrives, some in steps:
-        chosen = sorted(some - present) if arrives else sorted(some & present)
-        if not chosen:
-            continue
-        ordinals = tiles(*chosen)
-        if arrives:
-            reserve(store, ordinals)
-            write(store, ordinals)
+    if adopted:
+        values = np.repeat(np.arange(1, TILES + 1, dtype=np.uint32), size)
+        store = AdoptedStore(CPU(0).new_like(values.view(np.float32)), grid, recycle_bytes)
+        present.update(range(TILES))
+    else:
+        store = SlabStore(CPU(0), grid, recycle_bytes)
+    going = []
+    for step, argument in steps:
+        if step == "come" and (chosen := sorted(argument - present)):
+            reserve(store, tiles(*chosen))
+            write(store, tiles(*chosen))
             present.update(chosen)
-        else:
-            leftovers = store.discard(ordinals)
+        elif step == "go" and (chosen := sorted(argument & present)):
+            going.append(store.discard(tiles(*chosen)))
+            present.difference_update(chosen)
+        elif step == "give back" and argument < len(going):
+            leftovers = going.pop(argument)
             leftovers.give_back()
             store.reclaim(leftovers)
-            present.difference_update(chosen)
-        if present:
-            check(store, tiles(*present))
-        assert store.recycled_bytes <= 5 * TILE_BYTES
+        check(store, tiles(*present))
+        assert store.recycled_bytes <= recycle_bytes
+
+
+def resident_bytes(carrier):
+    """Bytes of the pages that a carrier's memory has now."""
+    memory = carrier._bytes()
+    start = memory.ctypes.data // PAGESIZE * PAGESIZE
+    pages = (memory.ctypes.data + memory.nbytes - start + PAGESIZE - 1) // PAGESIZE
+    found = (ctypes.c_ubyte * pages)()
+    mincore = ctypes.CDLL(None, use_errno=True).mincore
+    assert mincore(ctypes.c_void_p(start), ctypes.c_size_t(pages * PAGESIZE), found) == 0
+    return sum(page & 1 for page in found) * PAGESIZE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux drops pages at once")
+@pytest.mark.parametrize("size", [16, 250, 1024, 1500, 3000, 40_000])
+@pytest.mark.parametrize("adopted", [True, False])
+@pytest.mark.parametrize("together", [3, 10_000])
+def test_memory_of_tiles_of_any_size_goes_back_in_any_order(size, adopted, together):
+    """What stays is what is recycled: tiles that share pages hold no memory once they have all left."""
+    count, recycle_bytes = (1 << 20) // (4 * size), 64 * 1024
+    grid = TileGrid((count,), (size,))
+    everything = tiles(*range(count))
+    if adopted:
+        carrier = CPU(0).new_like(np.ones(grid.slot_count, np.float32))
+        store = AdoptedStore(carrier, grid, recycle_bytes)
+        carriers = {carrier}
+    else:
+        store = SlabStore(CPU(0), grid, recycle_bytes)
+        reserve(store, everything)
+        write(store, everything)
+        carriers = {carrier for carrier, _ in store.places(everything)}
+    assert sum(map(resident_bytes, carriers)) >= grid.slot_count * 4
+    order = np.random.default_rng(5).permutation(count)
+    for part in np.array_split(order, -(-count // together)):
+        leftovers = store.discard(part)
+        leftovers.give_back()
+        store.reclaim(leftovers)
+    left = sum(resident_bytes(carrier) for carrier in carriers if not carrier.is_released())
+    assert left <= store.recycled_bytes + 2 * PAGESIZE * len(carriers)
 
 
 def test_write_backs_go_to_the_tier_when_it_may_be_written():

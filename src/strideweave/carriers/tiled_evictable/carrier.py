@@ -9,11 +9,13 @@ import numpy as np
 from strideweave.carriers.dependent import DependentCarrier, check_distinct, check_free
 from strideweave.carriers.lifecycle import check_slot_count
 from strideweave.carriers.move.registry import dispatch_move
+from strideweave.carriers.tiled_evictable.adopted import AdoptedStore
 from strideweave.carriers.tiled_evictable.projection import AwaitProjection, start_projection
 from strideweave.carriers.tiled_evictable.residency import AwaitResidency, TiledResidencyFacet
+from strideweave.carriers.tiled_evictable.slabs import SlabStore
 from strideweave.carriers.tiled_evictable.slots import read_slot, read_slots, write_slot
 from strideweave.carriers.tiled_evictable.statistics import TiledStatistics
-from strideweave.carriers.tiled_evictable.store import AdoptedStore, PrimaryStore, SecondaryStore, SlabStore
+from strideweave.carriers.tiled_evictable.store import PrimaryStore, SecondaryStore
 from strideweave.carriers.tiled_evictable.traffic import TileTraffic
 from strideweave.errors import ImmutableError
 from strideweave.tensor import Tensor
