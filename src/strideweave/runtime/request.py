@@ -54,6 +54,8 @@ class Request:
             self._fail(error)
         else:
             self.settle(value, None)
+        finally:
+            del self  # the frames of a stored traceback keep this one, as their f_back: no cycle to the handle
 
     def _fail(self, error: BaseException) -> None:
         trace = error.__traceback__
