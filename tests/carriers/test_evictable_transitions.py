@@ -15,7 +15,7 @@ import anyio
 import numpy as np
 import pytest
 
-from strideweave import CPU, AwaitResult, DType, Evictable, FileBacked, Generic, Tensor, row_major
+from strideweave import CPU, AwaitResult, DType, Evictable, FileBacked, Generic, Tensor, reduce_sum, row_major
 from strideweave.carriers.move import (
     MoveOperation,
     dispatch_move,
@@ -23,7 +23,7 @@ from strideweave.carriers.move import (
     registered_move_operation,
     unregister_move_operation,
 )
-from strideweave.errors import EvictedError, PendingWorkError, ReleasedError
+from strideweave.errors import EvictedError, PendingWorkError, ReleasedError, StaleGraphError
 from strideweave.testing import failing_transfers, held_transfers, values_of
 
 VALUES = [1.0, 2.0, 3.0, 4.0]
@@ -174,6 +174,28 @@ def test_a_graph_survives_a_round_trip():
     assert result.grad_fn is node
     result.backward(Tensor(carrier.new_like([1.0] * 4), 0, row_major(4), requires_grad=False))
     assert tensor.grad.tolist() == [2.0, 4.0, 6.0, 8.0]
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["succeeds", "fails"])
+def test_a_graph_notices_that_an_eviction_wrote_over_what_it_saved(fails):
+    """The secondary tier is storage that somebody made and may have computed with, whole or as a tier itself."""
+    for wrap in (lambda carrier: carrier, lambda carrier: Evictable(carrier, FileBacked())):
+        saved = CPU(0).new_like([5.0, 6.0, 7.0, 8.0])
+        leaf = Tensor(saved, 0, row_major(4))
+        total = reduce_sum(leaf * leaf)
+        carrier = Evictable(CPU(0).new_like(VALUES), wrap(saved))
+        if fails:
+            with (
+                failing_transfers(CPU, type(carrier.secondary), after=True),
+                pytest.raises(OSError, match="filled the disk"),
+            ):
+                carrier.evict()
+        else:
+            carrier.evict()
+        with pytest.raises(StaleGraphError):
+            total.backward()
+        assert leaf.grad is None
+        assert carrier.version == 0
 
 
 def test_a_large_hierarchy_moves_whole():

@@ -243,7 +243,10 @@ class Evictable(DependentCarrier):
         try:
             if destination is not other:
                 self._own(destination)
-            await run_transfers(operation, [Transfer(source, 0, destination, 0, self._size)])
+            try:
+                await run_transfers(operation, [Transfer(source, 0, destination, 0, self._size)])
+            finally:  # a failure may have changed values too, and a graph of a retained alias must notice
+                destination._advance_version(self._token)
             ended = self._commit(source, other, destination)
             committed = True
         finally:
@@ -432,6 +435,13 @@ class Evictable(DependentCarrier):
     def _scatter_as(self, owner: object, source: Operand, layout: Layout, first: int) -> None:
         with self._writing(partial(self._require_live_and_owner, owner)):
             self._store_layout(source, layout, first)
+
+    def _advance_version(self, owner: object) -> None:
+        super()._advance_version(owner)
+        if (
+            not self._evicted
+        ):  # the primary tier was written to, which a graph of a retained alias must notice
+            self._primary._advance_version(self._token)
 
     def _bytes(self) -> NDArray[Any]:
         return self._promoted_primary()._bytes()
