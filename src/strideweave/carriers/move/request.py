@@ -46,8 +46,8 @@ def move_async(tensor: Tensor, destination: Carrier) -> AwaitMove:
     Slot ``i`` of the source becomes slot ``i`` of the destination, bit for bit; the Tensor that comes out has
     the same Layout and offset. The destination's version advances once, and the source is released. Until the
     move ends both carriers belong to it: they may be read and nothing else. After a failure the source is what
-    it was and the destination's values are unspecified. The gradient crosses back: it arrives on a fresh
-    carrier of the source's class.
+    it was; the destination's values are unspecified then, so its version has advanced all the same if the
+    transfer had begun. The gradient crosses back: it arrives on a fresh carrier of the source's class.
 
     Args:
         tensor: a Tensor on a live, unowned carrier.
@@ -140,9 +140,11 @@ class _Move:
         source, destination = self.source, self.destination
         if destination.size() < source.size():
             destination._allocate_in_place(source.size())
-        await run_transfers(self.operation, [Transfer(source, 0, destination, 0, source.size())])
+        try:
+            await run_transfers(self.operation, [Transfer(source, 0, destination, 0, source.size())])
+        finally:  # a failure may have changed values too, and graphs that saved them must notice
+            destination._advance_version(self.token)
         source._release_as(self.token)  # the last thing that can be refused
-        destination._advance_version(self.token)
         moved = Tensor._of(destination, self.tensor.offset, self.tensor.layout, self.requires_grad)
         if self.requires_grad:
             attach(moved, Node("move", (self.tensor,), partial(_bring_back, source)))
