@@ -55,7 +55,7 @@ class Request:
         else:
             self.settle(value, None)
         finally:
-            del self  # the frames of a stored traceback keep this one, as their f_back: no cycle to the handle
+            del self  # a stored traceback's frames keep this one, their f_back: no cycle to the handle
 
     def _fail(self, error: BaseException) -> None:
         trace = error.__traceback__
