@@ -191,6 +191,10 @@ class OpenFile:
         """
         return self.descriptor().number
 
+    def is_same_file(self, other: OpenFile) -> bool:
+        """Return whether both were opened on one file, whatever its paths are."""
+        return os.path.sameopenfile(self.fd, other.fd)
+
     def is_closed(self) -> bool:
         """Return whether the file was closed through this object."""
         return self._descriptor is None

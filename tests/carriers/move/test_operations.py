@@ -119,6 +119,30 @@ def test_spans_of_no_slots_and_empty_batches_move_nothing(pair: tuple[str, str])
     assert raw(destination) == bytes(16)
 
 
+@pytest.mark.parametrize("up", [True, False], ids=["upwards", "downwards"])
+@pytest.mark.parametrize("slots", [10, 1000, 300_000])
+def test_carriers_that_share_memory_or_a_file_may_overlap(
+    slots: int, up: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large move goes in pieces, and none may write over what another has still to read."""
+    monkeypatch.setattr(operations_module, "STAGING_BYTES", 1000)
+    monkeypatch.setattr(operations_module, "INLINE_BYTES", 1000)
+    monkeypatch.setattr(operations_module, "LARGEST_JOB", 1000)
+    values = np.arange(slots + 7, dtype=np.int32)
+    low, high = values[:slots].copy(), values[7:].copy()
+    path = tmp_path / "shared"
+    values.tofile(path)
+    files = [
+        FileBacked.open(path, dtype=DType.Int32, offset=offset, size=slots, mutable=True)
+        for offset in (0, 28)
+    ]
+    memory = [CPU.from_numpy(values[:slots]), CPU.from_numpy(values[7:])]
+    for lower, higher in (memory, files):
+        source, destination = (lower, higher) if up else (higher, lower)
+        transfer([Transfer(source, 0, destination, 0, slots)])
+        assert raw(destination) == (low if up else high).tobytes()
+
+
 def test_one_batch_may_name_several_carriers() -> None:
     sources = [holding("CPU", np.full(8, k, np.int16)) for k in range(3)]
     files = [FileBacked(dtype=DType.Int16).allocate_like(12) for _ in range(2)]

@@ -87,6 +87,7 @@ class MemoryToMemory(MoveOperation):
         """Copy all spans; see :meth:`MoveOperation.transfer`."""
         runs = checked_runs(transfers)
         sources, destinations = _memory(run.source for run in runs), _writable_memory(runs)
+        _set_aside_shared(runs, sources, destinations)
         total = _bytes_of(runs)
         if total <= INLINE_BYTES:
             _copy(runs, sources, destinations)
@@ -123,9 +124,12 @@ class FileToFile(MoveOperation):
         """Copy all spans; see :meth:`MoveOperation.transfer`."""
         runs = checked_runs(transfers)
         sources, destinations = _files(run.source for run in runs), _writable_files(runs)
+        groups = cut_runs(runs, STAGING_BYTES)
+        if any(_goes_up_in_one_file(run, sources, destinations) for run in runs):
+            groups = reversed(list(groups))  # else it would write over what it has still to read
         staging = aligned_array(min(_bytes_of(runs), STAGING_BYTES))
         engine = default_engine()
-        for group in cut_runs(runs, STAGING_BYTES):
+        for group in groups:
             reads, writes, filled = [], [], 0
             for source, start, destination, at, slots in group:
                 width = source.dtype().itemsize
@@ -183,6 +187,20 @@ def _writable_memory(runs: Sequence[Transfer]) -> dict[Carrier, NDArray[np.uint8
     return memory
 
 
+def _set_aside_shared(
+    runs: Sequence[Transfer],
+    sources: dict[Carrier, NDArray[np.uint8]],
+    destinations: dict[Carrier, NDArray[np.uint8]],
+) -> None:
+    """Replace the memory of every source that shares some with the other carrier it goes to by a copy.
+
+    A caller's memory may have several carriers; what one worker writes another would then still have to read.
+    """
+    for source, destination in {(run.source, run.destination) for run in runs}:
+        if source is not destination and np.may_share_memory(sources[source], destinations[destination]):
+            sources[source] = sources[source].copy()
+
+
 def _files(carriers: Iterable[Carrier]) -> dict[Carrier, tuple[OpenFile, int]]:
     return {carrier: carrier._file() for carrier in set(carriers)}
 
@@ -192,6 +210,18 @@ def _writable_files(runs: Sequence[Transfer]) -> dict[Carrier, tuple[OpenFile, i
     for file, _ in files.values():
         file.require_writable()
     return files
+
+
+def _goes_up_in_one_file(
+    run: Transfer,
+    sources: dict[Carrier, tuple[OpenFile, int]],
+    destinations: dict[Carrier, tuple[OpenFile, int]],
+) -> bool:
+    """Whether a run goes to a higher place of the file it comes from, which two carriers may have opened."""
+    (file, base), (target, target_base) = sources[run.source], destinations[run.destination]
+    width = run.source.dtype().itemsize
+    upwards = base + run.source_start * width < target_base + run.destination_start * width
+    return upwards and run.source is not run.destination and file.is_same_file(target)
 
 
 def _spans(
