@@ -92,8 +92,8 @@ class Carrier(CarrierLifecycle):
         self._require_live()
         try:
             return self._load_slot(self._check_index(i))
-        except IndexError:
-            self._require_live()  # another thread may have released it this very moment
+        except Exception:  # whatever it is: if another thread released the carrier meanwhile, it comes of that
+            self._require_live()
             raise
 
     def set_value(self, i: int, value: object) -> None:
