@@ -130,6 +130,7 @@ def test_foreign_byte_order_and_strides_are_read_as_values():
         (np.zeros((4, 3), np.float32), (2, 3), {"secondary": CPU(12)}, ValueError, "already"),
         (np.zeros((4, 3), np.float32), (2, 3), {"secondary": CPU(0, mutable=False)}, RuntimeError, "mutable"),
         (np.zeros((4, 3)), (2, 3), {"residency_policy": "LRU"}, TypeError, "plan"),
+        (np.zeros((4, 3)), (2, 3), {"residency_policy": LRU}, TypeError, "the class LRU; call it"),
     ],
 )
 def test_refused(array, tile, options, resident, error, says):

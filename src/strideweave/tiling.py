@@ -67,7 +67,9 @@ def tiled(
     source = np.asarray(array)
     chosen = DType.from_numpy(source.dtype) if dtype is None else dtype
     if not isinstance(chosen, DType):
-        raise TypeError(f"dtype must be a DType, found {type(chosen).__name__}")
+        raise TypeError(
+            f"dtype must be a DType, found {type(chosen).__name__}; DType.from_numpy(dtype) makes one"
+        )
     grid = _grid(source.shape, (tile_shape,) if isinstance(tile_shape, int) else tuple(tile_shape))
     bind_policy(residency_policy, grid, chosen)
     if secondary is not None:

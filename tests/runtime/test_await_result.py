@@ -554,3 +554,11 @@ async def test_awaiting_outside_of_a_known_loop_says_so():
     thread.start()
     thread.join()
     assert isinstance(result[0], RuntimeError)
+
+
+def test_a_forgotten_wait_is_named_where_an_attribute_is_missing():
+    handle = AwaitResult()
+    with pytest.raises(AttributeError, match=r"no attribute 'shape'; .* call wait\(\) or await it first"):
+        _ = handle.shape
+    assert not hasattr(handle, "numpy")
+    assert not hasattr(handle, "__array__")

@@ -66,6 +66,9 @@ class Carrier(CarrierLifecycle):
     #: False withholds the layout-only operations, for a carrier whose tensors must keep their Layout.
     _gives_views: ClassVar[bool] = True
 
+    #: What a user does whose operation this class does not run: the end of the error's message.
+    _operation_hint: ClassVar[str] = "move the tensor to a carrier that computes, such as CPU"
+
     #: False promises that ``_store_slot`` is a few plain statements, so that it may run under the runtime's
     #: short lock. True lets it take its time and wait for I/O: meanwhile no lock is held, and ``release()``
     #: and a claim are refused with PendingWorkError.
@@ -78,7 +81,9 @@ class Carrier(CarrierLifecycle):
             TypeError: ``dtype`` is not a DType.
         """
         if not isinstance(dtype, DType):
-            raise TypeError(f"dtype must be a DType, found {type(dtype).__name__}")
+            raise TypeError(
+                f"dtype must be a DType, found {type(dtype).__name__}; DType.from_numpy(dtype) makes one"
+            )
         return True
 
     def get_value(self, i: int) -> bool | int | float:
@@ -92,7 +97,7 @@ class Carrier(CarrierLifecycle):
         self._require_live()
         try:
             return self._load_slot(self._check_index(i))
-        except Exception:  # whatever it is: if another thread released the carrier meanwhile, it comes of that
+        except Exception:  # any: if another thread released the carrier meanwhile, it comes of that
             self._require_live()
             raise
 
@@ -165,8 +170,7 @@ class Carrier(CarrierLifecycle):
         if definition is not None and definition.result == "view" and self._gives_views:
             return ViewOperation(definition, type(self))
         raise NotImplementedError(
-            f"{type(self).__name__} does not run the operation {name!r}; "
-            "move the tensor to a carrier that computes, such as CPU"
+            f"{type(self).__name__} does not run the operation {name!r}; {self._operation_hint}"
         )
 
     def operation_capabilities(self, name: str | None = None) -> tuple[OperationCapability, ...]:

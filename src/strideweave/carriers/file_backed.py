@@ -114,7 +114,9 @@ class FileBacked(Carrier):
             NotImplementedError: this machine is big-endian and the slots are wider than a byte.
         """
         if not isinstance(dtype, DType):
-            raise TypeError(f"dtype must be a DType, found {type(dtype).__name__}")
+            raise TypeError(
+                f"dtype must be a DType, found {type(dtype).__name__}; DType.from_numpy(dtype) makes one"
+            )
         start = as_integer(offset, "offset")
         if start < 0:
             raise ValueError(f"offset must not be negative, found {start}")

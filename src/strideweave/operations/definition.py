@@ -215,7 +215,8 @@ def apply(name: str, *inputs: object, **options: object) -> Tensor:
     for value in inputs:
         if isinstance(value, Operand):
             return value.carrier.dispatch_op(name).forward(*inputs, **options)
-    found = ", ".join(_described(value) for value in inputs)
+    pending = [value for value in inputs if isinstance(value, AwaitResult)]
+    found = ", ".join(_described(value) for value in pending or inputs)
     raise TypeError(f"{name} needs a Tensor operand, found {found}")
 
 

@@ -86,6 +86,18 @@ class AwaitResult(Awaitable[T_co], Generic[T_co]):
         """Whether the request has ended, with a value or an exception. Never blocks."""
         return self._done
 
+    if not TYPE_CHECKING:  # a type checker would take every name for an attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = (
+                ""
+                if name.startswith("_")
+                else "; this is the handle of a request, call wait() or await it first"
+            )
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self
+            )
+
     def __repr__(self) -> str:
         if not self._done:
             state = "pending"

@@ -215,3 +215,16 @@ def test_a_tensor_sees_the_whole_logical_array():
     tensor = Tensor(carrier, 0, row_major(6, 8))
     assert tensor.shape == (6, 8)
     assert tensor.carrier is carrier
+
+
+@pytest.mark.parametrize("axes", [[7, 2], (0,), 3, None])
+def test_select_takes_a_mapping_and_says_so(axes):
+    carrier = TiledEvictable(CPU(SLOTS), CPU(0), GRID, TILE)
+    with pytest.raises(TypeError, match=r"axes must be a mapping such as \{0: "):
+        carrier.select(axes)
+
+
+def test_an_operation_on_a_raw_tiled_tensor_says_to_project():
+    carrier = TiledEvictable(CPU(SLOTS), CPU(0), GRID, TILE)
+    with pytest.raises(NotImplementedError, match=r"'add'; project the tiles"):
+        carrier.dispatch_op("add")

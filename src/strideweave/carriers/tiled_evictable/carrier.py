@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -26,7 +27,7 @@ from strideweave.tiles.residency import Location, TileState
 from strideweave.tiles.selection import TileSelection, TileSet
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable
     from typing import NoReturn, Self
 
     import numpy.typing as npt
@@ -82,6 +83,7 @@ class TiledEvictable(DependentCarrier):
 
     _slots_do_io = True
     _gives_views = False  # a raw tiled Tensor takes the operations of its own specification only
+    _operation_hint = "project the tiles that it needs with project(), whose result takes every operation"
 
     def __init_subclass__(cls, **_: Any) -> NoReturn:
         raise TypeError("TiledEvictable is final; compose it instead of subclassing it")
@@ -206,10 +208,15 @@ class TiledEvictable(DependentCarrier):
             axes: for each named axis of the grid, the tile coordinates to take there.
 
         Raises:
-            TypeError: an axis is not an integer, or its coordinates are not integers.
+            TypeError: ``axes`` is not a mapping, an axis is not an integer, or its coordinates are not integers.
             ValueError: an axis is out of range, or its coordinates are empty, repeated or out of range.
         """
         grid = self._traffic.grid
+        if not isinstance(axes, Mapping):
+            raise TypeError(
+                f"axes must be a mapping such as {{0: [7, 2, 19]}}, tiles for each named axis; "
+                f"found {type(axes).__name__}"
+            )
         for axis in axes:
             if isinstance(axis, bool) or not hasattr(axis, "__index__"):
                 raise TypeError(f"an axis must be an integer, found {type(axis).__name__}")
@@ -477,11 +484,15 @@ def bind_policy(policy: object, grid: TileGrid, dtype: DType) -> None:
     """Check a policy, and tell one that wants to know what its tiles are.
 
     Raises:
-        TypeError: it has no method ``plan``.
+        TypeError: it has no method ``plan``, or is a class and no object.
         ValueError: it was bound to tiles of another size before.
     """
     if policy is None:
         return
+    if isinstance(policy, type):
+        raise TypeError(
+            f"residency_policy must be an object, found the class {policy.__name__}; call it to make one"
+        )
     if not isinstance(policy, ResidencyPolicy):
         raise TypeError(
             f"residency_policy must have a method plan(required, purpose), found {type(policy).__name__}"
