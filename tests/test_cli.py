@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -130,6 +131,20 @@ def test_the_plot_is_a_picture(demo, tmp_path, kind):
     result, _ = demo("--save-plot", str(path))
     assert result.exit_code == 0, result.output
     assert path.read_bytes().startswith(b"<?xml" if kind == "svg" else b"\x89PNG")
+
+
+def test_a_picture_that_nothing_can_draw_is_refused_before_the_work(demo, monkeypatch, tmp_path):
+    monkeypatch.setattr("strideweave.demo.plot.find_spec", lambda name: None)
+    result, given = demo("--save-plot", str(tmp_path / "resident.svg"))
+    assert result.exit_code == 2
+    assert "strideweave[plot]" in result.stderr
+    assert given == []
+
+
+def test_help_names_the_default_question():
+    shown = CliRunner().invoke(cli.app, ["demo", "--help"]).stdout
+    plain = re.sub(r"\x1b\[[0-9;]*m|│", " ", shown)  # without colours and frames
+    assert DEFAULT_QUERY in " ".join(plain.split())
 
 
 @pytest.mark.parametrize(

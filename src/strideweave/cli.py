@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from strideweave.demo.memory_proof import prove_memory
-from strideweave.demo.plot import save_plot
+from strideweave.demo.plot import require_matplotlib, save_plot
 from strideweave.demo.report import as_json, as_text
 from strideweave.demo.run import DEFAULT_QUERY, DemoOptions, run_demo
 
@@ -70,7 +70,7 @@ def _strideweave(
 @app.command()
 def demo(
     query: Annotated[
-        list[str] | None, typer.Option(help=f"A question; may be repeated. [default: {DEFAULT_QUERY}]")
+        list[str] | None, typer.Option(help="A question; may be repeated.", show_default=DEFAULT_QUERY)
     ] = None,
     text: Annotated[
         Path | None, typer.Option(help="A file of passages, one a line, instead of Python's own help.")
@@ -78,7 +78,9 @@ def demo(
     model: Annotated[
         Path | None, typer.Option(help="A folder with the model, instead of the installed package.")
     ] = None,
-    budget: Annotated[str, typer.Option(help="Weights in memory at the most, such as 8MiB.")] = "8MiB",
+    budget: Annotated[
+        str, typer.Option(help="Weights in memory at the most, such as 500kB; a number alone is bytes.")
+    ] = "8MiB",
     sentences: Annotated[int, typer.Option(min=1, help="Passages at the most.")] = 256,
     batch_size: Annotated[int, typer.Option(min=1, help="Passages computed together.")] = 32,
     experts: Annotated[
@@ -110,6 +112,8 @@ def demo(
         top=top,
     )
     try:
+        if plot is not None:
+            require_matplotlib()
         with _limited_threads(threads), _progress(quiet=json_output) as progress:
             report = run_demo(options, progress)
             if prove_memory_limit:

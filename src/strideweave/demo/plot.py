@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,9 +10,19 @@ if TYPE_CHECKING:
 
     from strideweave.demo.run import DemoReport
 
-__all__ = ["save_plot"]
+__all__ = ["require_matplotlib", "save_plot"]
 
 _MIB = 1 << 20
+
+
+def require_matplotlib() -> None:
+    """Find out before the work whether there will be a picture after it.
+
+    Raises:
+        ImportError: matplotlib is not installed; the message names the extra.
+    """
+    if find_spec("matplotlib") is None:
+        raise ImportError("--save-plot needs matplotlib: pip install 'strideweave[plot]'")
 
 
 def save_plot(report: DemoReport, path: Path) -> None:
@@ -26,11 +37,10 @@ def save_plot(report: DemoReport, path: Path) -> None:
         ValueError: matplotlib does not write such files.
         OSError: the file cannot be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - optional
-        from matplotlib.figure import Figure  # noqa: PLC0415 - optional
-    except ImportError as error:
-        raise ImportError("--save-plot needs matplotlib: pip install 'strideweave[plot]'") from error
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - optional
+    from matplotlib.figure import Figure  # noqa: PLC0415 - optional
+
     tile_mib = report.disk_bytes / report.tiles / _MIB
 
     def to_tiles(mib: Any) -> Any:
