@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strideweave.carriers.tiled_evictable.slabs import SlabStore
-from strideweave.carriers.tiled_evictable.store import Block, Leftovers, page_neighbours, runs, tile_rows
+from strideweave.carriers.tiled_evictable.store import (
+    Block,
+    Leftovers,
+    note_change,
+    page_neighbours,
+    runs,
+    tile_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,6 +83,8 @@ class AdoptedStore:
 
     def reclaim(self, leftovers: Leftovers) -> None:
         """Hand the slabs' places back to them; nothing returns to a home."""
+        if any(carrier is self._carrier for carrier, _, _ in leftovers.ranges):
+            note_change(self._carrier)
         self._slabs.reclaim(leftovers)
 
     def places(self, ordinals: Ordinals) -> Iterator[tuple[Carrier, int]]:

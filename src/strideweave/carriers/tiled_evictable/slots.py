@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strideweave.carriers.tiled_evictable.store import note_change
 from strideweave.runtime.await_result import AwaitResult
 from strideweave.tiles.coordinates import NO_ORDINALS
 from strideweave.tiles.plan import RequestPlan
@@ -65,6 +66,7 @@ def write_slot(carrier: TiledEvictable, slot: int, value: npt.NDArray[Any]) -> N
 
     def store() -> None:
         traffic.rows_locked(at)[0][within] = bits
+        note_change(next(iter(traffic.primary.places(at)))[0])
         traffic.table.commit_write(ordinal)
 
     with traffic.lock:

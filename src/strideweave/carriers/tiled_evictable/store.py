@@ -31,6 +31,7 @@ __all__ = [
     "Leftovers",
     "PrimaryStore",
     "SecondaryStore",
+    "note_change",
     "page_neighbours",
     "run_bounds",
     "runs",
@@ -110,6 +111,11 @@ class PrimaryStore(Protocol):
         """Bytes kept for the next tiles though no tile lies there."""
 
 
+def note_change(tier: Carrier) -> None:
+    """Advance the version of a tier whose slots changed: a graph of a retained alias may have saved them."""
+    tier._advance_version(tier._owner)
+
+
 def tile_rows(carrier: Carrier, tile_size: int) -> npt.NDArray[np.unsignedinteger]:
     """All whole tiles of a memory carrier as rows of unsigned integers, so that bytes move, not values."""
     raw = carrier._bytes()
@@ -164,10 +170,12 @@ class SecondaryStore:
     def write_places(self, ordinals: Ordinals) -> Iterator[tuple[Carrier, int]]:
         """For each tile, the carrier that takes its write-back, and the first slot there."""
         carrier = self._carrier if self._spill is None else self._spill
+        note_change(carrier)  # already: a write-back that fails may have changed slots too
         return ((carrier, ordinal * self._grid.tile_size) for ordinal in ordinals.tolist())
 
     def commit_write(self, ordinals: Ordinals) -> None:
         """The values of these tiles are at their ``write_places`` now."""
+        note_change(self._carrier if self._spill is None else self._spill)  # for what was saved meanwhile
         if self._spilled is not None:
             self._spilled[ordinals] = True
 
