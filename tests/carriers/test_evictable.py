@@ -204,6 +204,24 @@ def test_an_evicted_hierarchy_is_no_tier():
         assert not any(tier.is_owned() for tier in tiers)
 
 
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_hierarchy_that_another_thread_evicts_meanwhile_is_no_tier(position, monkeypatch):
+    """The check that counts is the one after the claim: an owned hierarchy cannot be evicted."""
+    inner = hierarchy()
+    claim = inner._claim
+
+    def late(owner):
+        inner.evict()
+        claim(owner)
+
+    monkeypatch.setattr(inner, "_claim", late)
+    tiers = [inner, CPU(4)] if position == 0 else [cpu(), inner]
+    with pytest.raises(EvictedError, match="promote"):
+        Evictable(*tiers)
+    assert not any(tier.is_owned() for tier in tiers)
+    inner.promote()
+
+
 def test_it_is_final():
     with pytest.raises(TypeError, match="final"):
         type("Mine", (Evictable,), {})

@@ -37,6 +37,7 @@ class DependentCarrier(Carrier):
 
         Raises:
             ReleasedError, OwnershipError, PendingWorkError: one of them cannot be claimed.
+            EvictedError: one is a composite that was evicted; its owner could not have it promoted.
         """
         claimed: list[Carrier] = []
         complete = False
@@ -44,6 +45,7 @@ class DependentCarrier(Carrier):
             for carrier in carriers:
                 carrier._claim(self._token)
                 claimed.append(carrier)
+                carrier._bearer()  # from here on nobody can evict it any more
             complete = True
         finally:
             if not complete:
