@@ -1,6 +1,6 @@
 """The same server under trio: a handle can be awaited in any event loop, and cancelling a waiter harms nobody.
 
-Each request has a deadline. One that misses it stops waiting; the read it began goes on, and serves the others.
+Needs trio (``pip install trio``). Each request has a deadline. One that misses it stops waiting; the read it began goes on, and serves the others.
 """
 
 import numpy as np
