@@ -28,7 +28,7 @@ class _Saved(NamedTuple):
 
 
 class Node:
-    """How one result came about, and the way back (contract section 7).
+    """How one result came about, and the way back (contract).
 
     Args:
         name: the operation's name, or ``"move"``, ``"project"``, ``"scatter"``.

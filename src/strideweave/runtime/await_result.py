@@ -42,7 +42,7 @@ class DroppedAtExit(RuntimeError):  # noqa: N818  an event, told to very few
 class AwaitResult(Awaitable[T_co], Generic[T_co]):
     """The handle of one request, which ends in exactly one outcome: a value or an exception.
 
-    Contract section 6: *every observation returns the same object or raises the same exception object;
+    Contract: *every observation returns the same object or raises the same exception object;
     cancelling an awaiter or dropping the handle never cancels the request.* A handle may be observed any
     number of times, from any number of threads and asyncio, uvloop or trio loops, before and after it is
     done.

@@ -1,6 +1,6 @@
 """The end of the interpreter, and fork.
 
-*At the end of the interpreter* unfinished requests get up to five seconds (contract section 6). Two hooks
+*At the end of the interpreter* unfinished requests get up to five seconds (contract). Two hooks
 take part, because no single one is enough. ``threading``'s exit hook runs first, while new threads can still
 be started, and it is the only one that runs in every kind of multiprocessing child. But user threads may
 still run then and use the loop, so this hook only waits. ``atexit`` runs after those threads have been

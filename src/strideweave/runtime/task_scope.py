@@ -1,6 +1,6 @@
 """TaskScope: the task group that one carrier owns in the runtime loop.
 
-Every request of a carrier is a task in its group (contract section 6). The group is opened by the carrier's
+Every request of a carrier is a task in its group (contract). The group is opened by the carrier's
 first request, hosted by a small task in the runtime's root group, and closed with the carrier. A request is
 taken off the pending list before its outcome is visible, so ``handle.wait()`` followed by ``close()`` always
 succeeds.

@@ -16,7 +16,7 @@ class CarrierContract(StorageContract, LifecycleContract):
     one element, unless ``can_be_empty``. The class attributes say what a carrier class cannot do.
 
     Spec: *Child ownership makes retained aliases externally read-only*; *Release ends the whole hierarchy
-    lifecycle*; contract section 4.
+    lifecycle*; contract.
 
     Attributes:
         dtypes: the dtypes that the class stores.

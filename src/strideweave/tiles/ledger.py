@@ -1,6 +1,6 @@
 """Which unfinished request needs which tiles.
 
-The ledger decides conflicts when a request is initiated, raises at once and never waits (contract section 6,
+The ledger decides conflicts when a request is initiated, raises at once and never waits (contract,
 the conflict table). It is plain bookkeeping on arrays indexed by tile ordinal: the carrier's one short lock
 guards every call, and nothing here awaits, blocks or calls back.
 

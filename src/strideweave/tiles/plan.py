@@ -1,6 +1,6 @@
 """What one data request does about residency: a pure function of what it requires and what the policy says.
 
-Spec: *Residency policy can optimize but cannot define correctness*; contract section 5 for what it leaves
+Spec: *Residency policy can optimize but cannot define correctness*; contract for what it leaves
 open. The plan names tiles only; which of them are missing is looked up when the request runs, because other
 requests may fetch or drop tiles in between.
 """

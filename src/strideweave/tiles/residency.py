@@ -39,10 +39,11 @@ class Location(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TileState:
-    """What a tiled carrier knows of one tile (contract section 5).
+    """What a tiled carrier knows of one tile: where its value is, if it has one.
 
     Attributes:
-        location: ``"primary"``, ``"secondary"``, ``"implicit"`` or ``"none"``.
+        location: the tier, ``"primary"`` or ``"secondary"``; ``"implicit"`` for zeros that are stored nowhere
+            yet; ``"none"`` for a tile without a value.
         valid: whether the tile has a value.
         dirty: whether only the primary tier has the value.
     """

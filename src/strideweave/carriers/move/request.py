@@ -1,6 +1,6 @@
 """``move`` and ``move_async``: a tensor's storage goes to another carrier, and the old carrier ends.
 
-Contract section 8. Until the transfer has succeeded nothing is published and the source lives; afterwards the
+Contract. Until the transfer has succeeded nothing is published and the source lives; afterwards the
 source is released.
 """
 

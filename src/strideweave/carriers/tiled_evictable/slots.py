@@ -1,6 +1,6 @@
 """Reading and writing single slots of a tiled carrier, wherever their tile is.
 
-Contract section 5: a read takes any valid tile where it is; a write makes its tile primary and dirty.
+Contract: a read takes any valid tile where it is; a write makes its tile primary and dirty.
 """
 
 from __future__ import annotations
