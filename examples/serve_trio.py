@@ -1,6 +1,7 @@
 """The same server under trio: a handle can be awaited in any event loop, and cancelling a waiter harms nobody.
 
-Needs trio (``pip install trio``). Each request has a deadline. One that misses it stops waiting; the read it began goes on, and serves the others.
+Each request has a deadline. One that misses it stops waiting; the read it began goes on, and serves the others.
+Trio is no dependency of StrideWeave: ``pip install trio``.
 """
 
 import numpy as np
