@@ -28,7 +28,7 @@ class CarrierStatistics:
     Attributes:
         slots: number of slots; 0 after release.
         nbytes: bytes that the slots stand for.
-        version: how often a public write changed the values.
+        version: how often the values changed, see ``Carrier.version``.
         is_owned: whether a composite or a request owns the carrier.
         is_released: whether the storage is gone.
         pending: unfinished requests in the carrier's task scope.
@@ -76,7 +76,11 @@ class CarrierLifecycle(Storage):
 
     @property
     def version(self) -> int:
-        """How many public writes succeeded so far."""
+        """A count that every successful public write advances by one.
+
+        What changes slots otherwise advances it too: a move to this carrier, one that failed included, and the
+        composite that owns it. Where the version is what it was, the values are.
+        """
         return self._version
 
     def is_mutable(self) -> bool:
