@@ -254,7 +254,7 @@ class Evictable(DependentCarrier):
                 free_storages(self._retire(destination))
         try:
             free_storages(ended)
-        except OSError:  # the transition is over, whatever became of the old storage
+        except Exception:  # any: the transition is over, whatever became of the old storage
             _logger.exception("the storage that an Evictable left could not be freed")
 
     def _commit(self, source: Carrier, other: Carrier, destination: Carrier) -> list[Carrier]:

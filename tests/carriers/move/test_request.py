@@ -423,6 +423,28 @@ def test_a_graph_notices_that_a_move_wrote_over_what_it_saved(fails):
         assert leaf.grad is None
 
 
+@pytest.mark.parametrize("error", [OSError(5, "broken"), ValueError("odd")], ids=["system", "own"])
+@pytest.mark.parametrize("start", ["move", "evict"])
+def test_storage_that_cannot_be_freed_does_not_undo_what_moved(start, error, monkeypatch, caplog):
+    """The values are at the destination by then, so an error would only hide the way to them."""
+    source, destination = holding("FileBacked", VALUES), CPU(0)
+    real = source._free_storage
+
+    def fail():
+        real()
+        raise error
+
+    monkeypatch.setattr(source, "_free_storage", fail)
+    if start == "move":
+        assert move(on(source), destination).tolist() == VALUES
+    else:
+        carrier = Evictable(source, destination)
+        carrier.evict()
+        assert values_of(carrier.secondary).tolist() == VALUES
+    assert source.is_released()
+    assert "could not be freed" in caplog.text
+
+
 # Gradients
 
 

@@ -6,6 +6,7 @@ source is released.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from strideweave.carriers.move.operations import MoveOperation
 
 __all__ = ["AwaitMove", "move", "move_async"]
+
+_logger = logging.getLogger("strideweave")
 
 
 class AwaitMove(AwaitResult[Tensor]):
@@ -144,7 +147,12 @@ class _Move:
             await run_transfers(self.operation, [Transfer(source, 0, destination, 0, source.size())])
         finally:  # a failure may have changed values too, and graphs that saved them must notice
             destination._advance_version(self.token)
-        source._release_as(self.token)  # the last thing that can be refused
+        try:
+            source._release_as(self.token)  # the last thing that can be refused
+        except Exception:
+            if not source.is_released():
+                raise
+            _logger.exception("the storage that a move left could not be freed")  # but the values have moved
         moved = Tensor._of(destination, self.tensor.offset, self.tensor.layout, self.requires_grad)
         if self.requires_grad:
             attach(moved, Node("move", (self.tensor,), partial(_bring_back, source)))
