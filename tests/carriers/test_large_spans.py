@@ -68,7 +68,7 @@ def test_spans_across_the_edges_of_a_large_file(edge):
 
 @pytest.mark.parametrize("pair", list(itertools.product(EMPTY, EMPTY)), ids="-".join)
 def test_a_span_larger_than_one_call(pair, monkeypatch):
-    """The system copies at most 0x7ffff000 bytes in one call; here a small part of that stands for it."""
+    """One call moves at most half a mebibyte; here a small part of that stands for it."""
     monkeypatch.setattr(positioned, "MAX_CALL_BYTES", 1000)
     values = bit_patterns(DType.Float32, 25_001)
     source = EMPTY[pair[0]]().new_like(values)
@@ -87,9 +87,8 @@ def test_an_evictable_larger_than_one_call(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(memory_available() < 6 * GIB, reason="needs 6 GiB of free memory")
-def test_a_span_larger_than_one_call_in_its_real_size():
-    size = positioned.MAX_CALL_BYTES + 3 * 4096 + 5
-    assert size > 0x7FFFF000
+def test_a_span_larger_than_one_call_could_be():
+    size = 0x7FFFF000 + 3 * 4096 + 5  # Linux moves no more than that at once, whatever is asked
     marks = {0: 1, 0x7FFFF000 - 1: 2, 0x7FFFF000: 3, size - 1: 4}
     primary = CPU(size, dtype=DType.UInt8)
     for slot, value in marks.items():

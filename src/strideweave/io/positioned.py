@@ -32,8 +32,10 @@ __all__ = [
     "write_spans",
 ]
 
-MAX_CALL_BYTES = 0x7FFFF000
-"""Bytes that one system call may move; Linux moves no more than this at once."""
+MAX_CALL_BYTES = 512 << 10
+"""Bytes that one system call moves, at most. The system could move 2 GiB, but may not put a copy in its kernel
+aside: where every core is busy with one, the caller's loop would wait for its end. This is half the lateness of
+calls of 4 MiB, at the same speed."""
 
 MAX_BUFFERS = 1024
 """Buffers that one system call may be given: IOV_MAX on every system that has the calls."""
@@ -151,6 +153,8 @@ def _run(spans: Sequence[FileSpan], call: SystemCall, *, writing: bool, cached: 
             while place < count:
                 follower, start, buffer = spans[place]
                 if start != end or follower is not file or len(buffers) == most_buffers:
+                    break
+                if end + buffer.nbytes - offset > most_bytes:
                     break
                 buffers.append(buffer)
                 end += buffer.nbytes

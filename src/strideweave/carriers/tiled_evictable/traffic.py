@@ -54,7 +54,7 @@ STAGING_BYTES = (
 )  # a request stages at most this much, or one tile, of what streams past the primary tier
 # Large sets move in batches: preparing one takes about 2 ms, in which no other thread has the interpreter.
 _BATCH_TILES = 256
-_BATCH_BYTES = 64 << 20
+_BATCH_BYTES = 32 << 20
 _RELEASE_PIECE = 4 << 20  # returning more bytes than this to the system is work for a worker thread
 
 _logger = logging.getLogger("strideweave")
