@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TileGrid", "TilePlacement"]
 
+_MOST_SLOTS = 2**63 - 1  # slots and ordinals are counted in int64
+
 
 @dataclass(frozen=True, slots=True)
 class TilePlacement:
@@ -59,7 +61,8 @@ class TileGrid:
 
     Raises:
         TypeError: a shape is not iterable, or an extent is not an integer (a bool counts as none).
-        ValueError: an extent is below 1, the two shapes differ in rank, or there is no axis.
+        ValueError: an extent is below 1, the two shapes differ in rank, there is no axis, or there would be more
+            than 2**63 - 1 slots.
     """
 
     grid_shape: tuple[int, ...]
@@ -73,6 +76,11 @@ class TileGrid:
             raise ValueError(
                 f"grid_shape and tile_shape need one extent each per axis, got {self.grid_shape} "
                 f"and {self.tile_shape}"
+            )
+        if self.slot_count > _MOST_SLOTS:
+            raise ValueError(
+                f"the grid {self.grid_shape} of tiles {self.tile_shape} has {self.slot_count} slots; "
+                f"there are numbers for {_MOST_SLOTS}"
             )
 
     @property

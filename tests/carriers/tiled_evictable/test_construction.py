@@ -2,14 +2,16 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import strideweave
-from strideweave import CPU, LRU, DType, FileBacked, Generic, Tensor, TiledEvictable, row_major
+from strideweave import CPU, LRU, DType, FileBacked, Generic, Tensor, TiledEvictable, TileSelection, row_major
 from strideweave.carriers.move import register_move_operation, unregister_move_operation
 from strideweave.carriers.tiled_evictable import TiledEvictable as InItsRoom
+from strideweave.carriers.tiled_evictable import carrier as carrier_module
 
 GRID, TILE = (3, 2), (2, 4)
 SLOTS = 48
@@ -144,6 +146,8 @@ def test_released_and_owned_tiers_are_refused(which, state):
         ((3, 2), ("2", 4), TypeError),
         ((), (), ValueError),
         (3, 2, TypeError),
+        ((2**40, 2**40), (2, 4), ValueError),
+        ((2**62, 1), (2, 1), ValueError),
     ],
 )
 def test_bad_geometry_leaves_the_tiers_unowned(grid, tile, error):
@@ -153,14 +157,84 @@ def test_bad_geometry_leaves_the_tiers_unowned(grid, tile, error):
     assert free(primary, secondary)
 
 
-@pytest.mark.parametrize("policy", [object(), "LRU", LRU])
+@pytest.mark.parametrize(
+    "policy", [object(), "LRU", LRU, SimpleNamespace(plan=5), SimpleNamespace(plan=None)]
+)
 def test_a_policy_without_the_protocol_is_refused(policy):
-    if policy is LRU:
-        policy = type("Planless", (), {})()
     primary, secondary = CPU(0), CPU(0)
-    with pytest.raises(TypeError, match="plan"):
+    with pytest.raises(TypeError, match=r"plan|class LRU"):
         TiledEvictable(primary, secondary, GRID, TILE, residency_policy=policy)
     assert free(primary, secondary)
+
+
+PARTS = ["AdoptedStore", "SlabStore", "SecondaryStore", "TileTraffic"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("error", [MemoryError("no room"), KeyboardInterrupt()])
+def test_what_fails_half_way_leaves_the_tiers_unowned(monkeypatch, part, error):
+    """At once, and not only when the traceback has gone, which holds the half-made carrier."""
+    primary, secondary = CPU(SLOTS if part == "AdoptedStore" else 0), FileBacked()
+
+    def fail(*_, **__):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(carrier_module, part, fail)
+        with pytest.raises(type(error)) as caught:
+            TiledEvictable(primary, secondary, GRID, TILE)
+    assert free(primary, secondary)
+    TiledEvictable(primary, secondary, GRID, TILE).release()
+    assert caught.value is error
+
+
+def test_a_tier_that_is_filled_while_the_policy_looks_at_the_grid_is_noticed():
+    primary, secondary = CPU(0), CPU(SLOTS)
+
+    class Meddler(LRU):
+        def bind(self, grid, tile_bytes):
+            primary._allocate_in_place(SLOTS)
+
+    with pytest.raises(ValueError, match="both tiers hold values"):
+        TiledEvictable(primary, secondary, GRID, TILE, residency_policy=Meddler(max_tiles=1))
+    assert free(primary, secondary)
+
+
+class Two:
+    def __index__(self):
+        return 2
+
+
+@pytest.mark.parametrize(
+    ("axes", "error"),
+    [
+        (None, TypeError),
+        ([0, 1], TypeError),
+        ([(0, [1])], TypeError),
+        ({"0": [1]}, TypeError),
+        ({True: [1]}, TypeError),
+        ({0.0: [1]}, TypeError),
+        ({0: 1}, TypeError),
+        ({0: ["1"]}, TypeError),
+        ({0: [True]}, TypeError),
+        ({-1: [0]}, ValueError),
+        ({2: [0]}, ValueError),
+        ({0: []}, ValueError),
+        ({0: [1, 1]}, ValueError),
+        ({0: [3]}, ValueError),
+        ({Two(): [0]}, ValueError),
+    ],
+)
+def test_what_is_no_choice_of_tiles_is_refused(axes, error):
+    carrier = TiledEvictable(CPU(0), CPU(0), GRID, TILE)
+    with pytest.raises(error):
+        carrier.select(axes)
+
+
+def test_axes_are_named_by_anything_that_counts_as_an_integer():
+    carrier = TiledEvictable(CPU(0), CPU(0), (3, 2, 4), (1, 1, 1))
+    expected = TileSelection([[0, 1, 2], [1], [3, 0]])
+    assert carrier.select({np.int64(1): [np.uint8(1)], Two(): iter([3, 0])}) == expected
 
 
 @pytest.mark.parametrize("pair", [(CPU, Generic), (Generic, CPU)])

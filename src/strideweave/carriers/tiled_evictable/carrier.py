@@ -19,6 +19,7 @@ from strideweave.carriers.tiled_evictable.statistics import TiledStatistics
 from strideweave.carriers.tiled_evictable.store import PrimaryStore, SecondaryStore
 from strideweave.carriers.tiled_evictable.traffic import TileTraffic
 from strideweave.errors import ImmutableError
+from strideweave.layout.int_tuple import as_integer
 from strideweave.tensor import Tensor
 from strideweave.tiles.gather import CompactGeometry
 from strideweave.tiles.grid import TileGrid
@@ -79,6 +80,7 @@ class TiledEvictable(DependentCarrier):
             grid has slots.
         RuntimeError: a tier is released, owned or, where it must take values, immutable.
         NotImplementedError: no move is registered between the classes.
+        MemoryError: there is no room for the bookkeeping of so many tiles.
     """
 
     _slots_do_io = True
@@ -101,31 +103,38 @@ class TiledEvictable(DependentCarrier):
         check_free(primary, secondary)
         _check_kinds(primary, secondary)
         grid = TileGrid(tuple(grid_shape), tuple(tile_shape))
-        start = _starting_location(primary, secondary, grid)
+        _starting_location(primary, secondary, grid)
         classes = (type(primary), type(secondary))
         dispatch_move(*classes)
         dispatch_move(*reversed(classes))
         mutable, writable = primary.is_mutable(), secondary.is_mutable()
         super().__init__(grid.slot_count, dtype=primary.dtype(), mutable=mutable)
         bind_policy(residency_policy, grid, primary.dtype())
-        self._own(primary, secondary)
         self._primary, self._secondary = primary, secondary
         self._policy = residency_policy
         self._placed: tuple[object, int, TilePlacement] | None = None
         self._compacted: tuple[TilePlacement, tuple[int, ...], CompactGeometry] | None = None
-        store: PrimaryStore = (
-            AdoptedStore(primary, grid, RECYCLE_BYTES)
-            if start is Location.PRIMARY
-            else SlabStore(primary, grid, RECYCLE_BYTES)
-        )
-        self._traffic = TileTraffic(
-            grid,
-            prototype=primary,
-            primary=store,
-            secondary=SecondaryStore(secondary, grid, writable=writable),
-            classes=classes,
-            start=start,
-        )
+        self._own(primary, secondary)
+        complete = False
+        try:
+            start = _starting_location(primary, secondary, grid)  # again: an empty tier may have been filled
+            store: PrimaryStore = (
+                AdoptedStore(primary, grid, RECYCLE_BYTES)
+                if start is Location.PRIMARY
+                else SlabStore(primary, grid, RECYCLE_BYTES)
+            )
+            self._traffic = TileTraffic(
+                grid,
+                prototype=primary,
+                primary=store,
+                secondary=SecondaryStore(secondary, grid, writable=writable),
+                classes=classes,
+                start=start,
+            )
+            complete = True
+        finally:
+            if not complete:
+                self._give_back()
 
     # Geometry and tiers
 
@@ -217,13 +226,12 @@ class TiledEvictable(DependentCarrier):
                 f"axes must be a mapping such as {{0: [7, 2, 19]}}, tiles for each named axis; "
                 f"found {type(axes).__name__}"
             )
-        for axis in axes:
-            if isinstance(axis, bool) or not hasattr(axis, "__index__"):
-                raise TypeError(f"an axis must be an integer, found {type(axis).__name__}")
+        named = {as_integer(axis, "an axis"): coordinates for axis, coordinates in axes.items()}
+        for axis in named:
             if not 0 <= axis < grid.rank:
                 raise ValueError(f"axis {axis} is not in the grid {grid.grid_shape} of rank {grid.rank}")
         selection = TileSelection(
-            [axes.get(axis, range(extent)) for axis, extent in enumerate(grid.grid_shape)]
+            [named.get(axis, range(extent)) for axis, extent in enumerate(grid.grid_shape)]
         )
         selection.bind(grid)
         return selection
@@ -493,7 +501,7 @@ def bind_policy(policy: object, grid: TileGrid, dtype: DType) -> None:
         raise TypeError(
             f"residency_policy must be an object, found the class {policy.__name__}; call it to make one"
         )
-    if not isinstance(policy, ResidencyPolicy):
+    if not isinstance(policy, ResidencyPolicy) or not callable(policy.plan):
         raise TypeError(
             f"residency_policy must have a method plan(required, purpose), found {type(policy).__name__}"
         )
