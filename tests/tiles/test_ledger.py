@@ -145,3 +145,16 @@ def test_message_names_some_tiles_and_the_error_has_them_all(ledger):
         ledger.enter_data("project", tiles(*range(12)))
     assert len(caught.value.tiles) == 12
     assert caught.value.holder.endswith("s old")
+
+
+def test_a_caller_who_tries_again_and_again_leaves_nothing_behind(ledger):
+    """The handle of an error that was dropped is watched no longer; one that somebody holds is."""
+    entry = ledger.enter_data("project", tiles(1))
+    with pytest.raises(TileConflictError) as kept:
+        ledger.check_idle("a write", 1)
+    free = kept.value.free
+    for _ in range(100):
+        with pytest.raises(TileConflictError):
+            ledger.check_idle("a write", 1)
+    assert len(ledger._watchers) <= 2
+    assert ledger.leave(entry) == [free]

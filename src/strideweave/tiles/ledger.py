@@ -17,6 +17,7 @@ Three facts are kept for each tile:
 from __future__ import annotations
 
 import time
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,7 +71,8 @@ class Ledger:
         self.moving: npt.NDArray[np.bool_] = np.zeros(grid.tile_count, np.bool_)
         self._entries: dict[LedgerEntry, None] = {}
         self._residency_entries = 0  # while there is none, nothing is ``changing``
-        self._watchers: list[tuple[Ordinals, AwaitResult[None]]] = []
+        # Weakly: a caller that tries again and again drops one error after the other.
+        self._watchers: list[tuple[Ordinals, weakref.ref[AwaitResult[None]]]] = []
         self._nothing: Ordinals = np.empty(0, np.int64)
 
     @property
@@ -192,9 +194,18 @@ class Ledger:
         """Take the handles whose tiles nothing holds any more."""
         if not self._watchers:
             return []
-        freed = [watch for watch in self._watchers if not self._held(watch[0])]
-        self._watchers = [watch for watch in self._watchers if self._held(watch[0])]
-        return [handle for _, handle in freed]
+        freed, kept = [], []
+        for watcher in self._watchers:
+            ordinals, watched = watcher
+            handle = watched()
+            if handle is None:
+                continue
+            if self._held(ordinals):
+                kept.append(watcher)
+            else:
+                freed.append(handle)
+        self._watchers = kept
+        return freed
 
     def _need(self, ordinals: Ordinals, more: int) -> None:
         if len(ordinals) == 1:  # a quarter of the price
@@ -216,7 +227,8 @@ class Ledger:
         named = ", ".join(map(str, self._grid.coordinates(ordinals[:_NAMED_TILES])))
         more = f" and {len(ordinals) - _NAMED_TILES} more" if len(ordinals) > _NAMED_TILES else ""
         free: AwaitResult[None] = AwaitResult()
-        self._watchers.append((ordinals, free))
+        self._watchers = [watcher for watcher in self._watchers if watcher[1]() is not None]
+        self._watchers.append((ordinals, weakref.ref(free)))
         return TileConflictError(
             f"{kind} meets an unfinished request ({holder}) on tiles {named}{more}; "
             "wait for that request's handle, or for this error's `free`, and try again",
