@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from strideweave import CPU, FileBacked, Generic, InvalidTileError, ReleasedError, TileConflictError, TileSet
+from strideweave import (
+    CPU,
+    AwaitResult,
+    FileBacked,
+    Generic,
+    InvalidTileError,
+    ReleasedError,
+    TileConflictError,
+    TileSet,
+)
 
 
 def experts(*numbers):
@@ -148,3 +157,18 @@ def test_released_carriers_refuse_and_still_answer_what_they_may(make_model):
     fresh = model.carrier.new_like(range(192))
     assert fresh[191] == 191.0
     fresh.release()
+
+
+def test_a_write_inside_the_runtime_that_would_have_to_wait_is_refused_and_never_happens(make_model):
+    model = make_model()
+    model.carrier.promote(model.select(1))
+
+    async def write(slot):
+        model.carrier[slot] = -1.0
+
+    model.carrier._scope.start(AwaitResult(), write, 24).wait(10)
+    with pytest.raises(RuntimeError, match="promote the tile first"):
+        model.carrier._scope.start(AwaitResult(), write, 0).wait(10)
+    assert (model.carrier[24], model.carrier[0], model.carrier.version) == (-1.0, 0.0, 1)
+    assert model.primary() == [1]
+    assert model.at_rest()

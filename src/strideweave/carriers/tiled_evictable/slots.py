@@ -12,6 +12,7 @@ import numpy as np
 
 from strideweave.carriers.tiled_evictable.store import note_change
 from strideweave.runtime.await_result import AwaitResult
+from strideweave.runtime.thread_role import waiting_is_forbidden
 from strideweave.tiles.coordinates import NO_ORDINALS
 from strideweave.tiles.plan import RequestPlan
 from strideweave.tiles.residency import Location
@@ -58,6 +59,7 @@ def write_slot(carrier: TiledEvictable, slot: int, value: npt.NDArray[Any]) -> N
     Raises:
         InvalidTileError: the tile has no value yet.
         TileConflictError: unfinished work needs the tile.
+        RuntimeError: called inside the runtime, and the tile would have to be fetched.
     """
     traffic = carrier._traffic
     ordinal, within = divmod(slot, traffic.grid.tile_size)
@@ -75,6 +77,11 @@ def write_slot(carrier: TiledEvictable, slot: int, value: npt.NDArray[Any]) -> N
         if traffic.table.location(ordinal) is Location.PRIMARY:
             store()
             return
+    if waiting_is_forbidden():
+        raise RuntimeError(
+            "a write to a tile that is not primary waits for it, which would deadlock inside the runtime; "
+            "promote the tile first"
+        )
 
     def enter() -> LedgerEntry:
         traffic.ledger.check_idle("a write", ordinal)
