@@ -122,6 +122,8 @@ class Moves:
     gate: threading.Event = field(default_factory=threading.Event)
     entered: threading.Event = field(default_factory=threading.Event)
     failures: list[BaseException] = field(default_factory=list)
+    fail_when: Callable = lambda transfers: True
+    gates: dict[int, threading.Event] = field(default_factory=dict)  # by the first slot of a batch's source
     answer: Callable | None = None
 
     def open(self) -> None:
@@ -146,7 +148,9 @@ def control_moves() -> Iterator[Callable[..., Moves]]:
                     moves.calls.append(len(transfers))
                     moves.entered.set()
                     await anyio.to_thread.run_sync(moves.gate.wait)
-                    if moves.failures:
+                    if transfers[0].source_start in moves.gates:
+                        await anyio.to_thread.run_sync(moves.gates[transfers[0].source_start].wait)
+                    if moves.failures and moves.fail_when(transfers):
                         raise moves.failures.pop(0)
                     await super().transfer(transfers)
                     moves.slots += sum(transfer.slots for transfer in transfers)

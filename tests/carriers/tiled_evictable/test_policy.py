@@ -1,6 +1,7 @@
 """Spec: *Residency policy can optimize but cannot define correctness*, as far as projections use it."""
 
 import logging
+import threading
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from strideweave import (
     TileConflictError,
     TileSet,
 )
+from strideweave.carriers.tiled_evictable.traffic import TileTraffic
 
 
 def experts(*numbers):
@@ -352,4 +354,76 @@ def test_an_eviction_planned_while_the_tile_is_still_being_fetched_is_put_off_no
     first.wait()
     second.wait()
     assert model.primary() == [2, 3]
+    assert model.at_rest()
+
+
+def test_a_put_off_eviction_that_fails_is_not_put_off_any_longer(scripted, control_moves, caplog):
+    policy, model = scripted
+    model.carrier[0] = model.values[0, 0, 0] = -1.0
+    reads, writes = control_moves(FileBacked, CPU), control_moves(CPU, FileBacked)
+    reads.gate.clear()
+    longer = model.project(0, 4)
+    policy.answer = ResidencyPlan(evict=experts(0))
+    model.project(0).wait(10)
+    assert model.carrier.statistics().put_off_evictions == 1
+    writes.failures.append(OSError(28, "No space left on device"))
+    reads.open()
+    with caplog.at_level(logging.WARNING, logger="strideweave"):
+        longer.wait(10)
+    assert "No space left" in caplog.text
+    assert (model.primary(), model.dirty()) == ([0, 4], [0])
+    assert model.carrier.statistics().failed_evictions == 1
+    assert model.at_rest()
+
+
+@pytest.mark.parametrize("when", ["projected before", "projected after", "promoted after"])
+def test_a_failure_leaves_alone_what_others_have_come_to_want(make_model, control_moves, when):
+    """Without the request that fails they would have made the tile primary themselves."""
+    model = make_model()
+    moves = control_moves(FileBacked, CPU)
+    moves.gate.clear()
+    other = model.project(1)  # is fetching tile 1
+    moves.wait_until_entered()
+    failing = model.project(0, 1)  # fetches tile 0, and waits for tile 1
+    sharing = model.project(0) if when == "projected before" else None
+    moves.failures += [OSError("broken"), OSError("broken too")]
+    moves.fail_when = lambda transfers: transfers[0].source_start == 24
+    moves.gates[24] = threading.Event()  # tile 1 waits longer
+    moves.open()
+    while model.primary() != [0]:
+        assert not failing.done
+    if when == "projected after":
+        sharing = model.project(0)
+    if sharing is not None:
+        assert np.array_equal(sharing.wait(10).numpy(), model.values[[0]])
+    else:
+        assert model.carrier.promote_async(experts(0)).done
+    moves.gates[24].set()
+    for handle in (other, failing):
+        with pytest.raises(OSError, match="broken"):
+            handle.wait(10)
+    assert model.primary() == [0]
+    assert model.at_rest()
+
+
+def test_tiles_on_their_way_back_after_a_failure_are_nobody_elses(scripted, control_moves, monkeypatch):
+    policy, model = scripted
+    model.carrier.promote(experts(0))
+    moves = control_moves(FileBacked, CPU)
+    moves.failures.append(OSError("broken"))
+    policy.answer = ResidencyPlan(evict=experts(0))
+    fetch, conflicts = TileTraffic.fetch, []
+
+    async def contended(self, entry, ordinals, *changes):
+        if ordinals.tolist() == [0]:  # the way back
+            with pytest.raises(TileConflictError, match="project") as caught:
+                model.carrier.promote_async(experts(0))
+            conflicts.append(caught.value)
+        await fetch(self, entry, ordinals, *changes)
+
+    monkeypatch.setattr(TileTraffic, "fetch", contended)
+    with pytest.raises(OSError, match="broken"):
+        model.project(1).wait()
+    assert conflicts
+    assert model.primary() == [0]
     assert model.at_rest()

@@ -56,7 +56,7 @@ class TiledResidencyFacet:
 
         def enter() -> LedgerEntry:
             entry = traffic.ledger.enter_residency("promote_async", ordinals, self._missing(ordinals))
-            traffic.counters.put_off.difference_update(ordinals.tolist())
+            traffic.keep(ordinals.tolist())
             return entry
 
         with traffic.lock:
@@ -64,7 +64,7 @@ class TiledResidencyFacet:
             missing = self._missing(ordinals)
             traffic.ledger.check_residency("promote_async", ordinals, missing)
             if not missing.any():
-                traffic.counters.put_off.difference_update(ordinals.tolist())
+                traffic.keep(ordinals.tolist())
                 return AwaitResidency.completed(None)
         return self._carrier._start_work(AwaitResidency(), enter, partial(self._promote, ordinals))
 

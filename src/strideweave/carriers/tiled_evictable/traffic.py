@@ -32,7 +32,7 @@ from strideweave.tiles.ledger import Ledger, LedgerEntry
 from strideweave.tiles.residency import Location, ResidencyTable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -119,6 +119,9 @@ class TileTraffic:
         self._classes = classes
         self.unit = np.dtype(f"u{prototype.dtype().itemsize}")
         self._passages: dict[int, _Passage] = {}
+        self._provisional: set[int] = (
+            set()
+        )  # fetched by one request only, whose failure takes them away again
 
     # Entering and leaving: any thread
 
@@ -138,9 +141,17 @@ class TileTraffic:
                 retain = plan.retain[self.table.is_resident(plan.retain) & ~changing[plan.retain]]
                 held = np.unique(np.concatenate((held, extra, retain)))
             entry = self.ledger.enter_data(kind, held)
-            if self.counters.put_off:
-                self.counters.put_off.difference_update(set(held.tolist()) - set(plan.passing.tolist()))
+            if self.counters.put_off or self._provisional:
+                self.keep(set(held.tolist()) - set(plan.passing.tolist()))
             return entry
+
+    def keep(self, ordinals: Iterable[int]) -> None:
+        """Somebody wants these tiles primary: neither a planned eviction nor a failure takes them away any more.
+
+        Called under the lock.
+        """
+        self.counters.put_off.difference_update(ordinals)
+        self._provisional.difference_update(ordinals)
 
     def check_data(self, kind: str, required: Ordinals) -> None:
         """Raise what ``enter_data`` would raise now, and admit nothing."""
@@ -163,6 +174,7 @@ class TileTraffic:
         the loop. Places it had reserved then stay unused: a thread of that loop may still write to them.
         """
         self._passages.clear()
+        self._provisional.clear()
         self.counters.in_flight_bytes = self.counters.staging_bytes = 0
         self.counters.reserved_tiles = self.table.resident_count
 
@@ -221,18 +233,23 @@ class TileTraffic:
         while len(todo := todo[~self.table.is_resident(todo)]):
             passages, mine = self._sort_out(todo)
             if len(mine):
-                await self.fetch(entry, mine)
-                changes.promoted += mine.tolist()
+                await self.fetch(entry, mine, changes)
                 misses += (
                     int(np.count_nonzero(np.isin(mine, plan.required))) if len(plan.extra) else len(mine)
                 )
             for passage in passages:
                 await passage.done.wait()
-                changes.promoted += await self._adopt_staged(entry, passage, todo)
+                await self._adopt_staged(entry, passage, todo, changes)
         self._count(misses=misses, shared=missing - misses)
 
-    async def fetch(self, entry: LedgerEntry, ordinals: Ordinals) -> None:
-        """Make missing tiles primary, all or none; ``entry`` holds them and nobody else moves them."""
+    async def fetch(self, entry: LedgerEntry, ordinals: Ordinals, changes: Changes | None = None) -> None:
+        """Make missing tiles primary, all or none; ``entry`` holds them and nobody else moves them.
+
+        Args:
+            entry: the request.
+            ordinals: the tiles.
+            changes: where to note them, of a request whose failure is to be undone.
+        """
 
         async def fill(batch: Ordinals) -> None:
             implicit = self.table.is_implicit(batch)
@@ -244,9 +261,11 @@ class TileTraffic:
                 zero = np.zeros(self.grid.tile_size, self.unit)
                 await self.copy([(row, zero) for row in self.rows(batch[implicit])])
 
-        await self._promote(entry, np.sort(ordinals), fill)
+        await self._promote(entry, np.sort(ordinals), fill, changes)
 
-    async def _adopt_staged(self, entry: LedgerEntry, passage: _Passage, todo: Ordinals) -> list[int]:
+    async def _adopt_staged(
+        self, entry: LedgerEntry, passage: _Passage, todo: Ordinals, changes: Changes
+    ) -> None:
         """Make tiles primary from rows that another request streamed, instead of reading them again."""
         wanted = [o for o in todo.tolist() if o in passage.staged and o not in self._passages]
         ordinals = np.array(wanted, np.int64)
@@ -257,12 +276,14 @@ class TileTraffic:
                 rows = [passage.staged[ordinal] for ordinal in batch.tolist()]
                 await self.copy(list(zip(self.rows(batch), rows, strict=True)))
 
-            await self._promote(entry, ordinals, fill)
-        adopted: list[int] = ordinals.tolist()
-        return adopted
+            await self._promote(entry, ordinals, fill, changes)
 
     async def _promote(
-        self, entry: LedgerEntry, ordinals: Ordinals, fill: Callable[[Ordinals], Awaitable[None]]
+        self,
+        entry: LedgerEntry,
+        ordinals: Ordinals,
+        fill: Callable[[Ordinals], Awaitable[None]],
+        changes: Changes | None,
     ) -> None:
         """Reserve places and fill them, batch by batch, and commit all, or give the places back."""
         with self._passage(ordinals):
@@ -289,6 +310,11 @@ class TileTraffic:
                 self.table.commit_promotion(ordinals)
                 self.ledger.end_move(entry, ordinals)
                 self.counters.promotions += len(ordinals)
+                if changes is not None:
+                    promoted = ordinals.tolist()
+                    changes.promoted += promoted
+                    self._provisional.difference_update(promoted)
+                    self._provisional.update(ordinals[self.ledger.needed[ordinals] == 1].tolist())
 
     async def stream(self, ordinals: Ordinals, consume: Consumer) -> None:
         """Hand over the values of tiles that do not stay, wave by wave, without making them primary.
@@ -392,11 +418,16 @@ class TileTraffic:
         with self.lock:
             self.ledger.drop_needs(entry)
             freed = self.ledger.take_freed()
+            # What others have come to want stays: they would have made it primary themselves.
+            promoted = [ordinal for ordinal in changes.promoted if ordinal in self._provisional]
         finish(freed)
-        await self.drop_unneeded(entry, np.array(changes.promoted, np.int64))
+        await self.drop_unneeded(entry, np.array(promoted, np.int64), put_off=False)
         gone = np.array([o for o in changes.dropped if o not in self._passages], np.int64)
         with self.lock:
             gone = gone[~self.table.is_resident(gone) & ~self.ledger.changing[gone]]
+            self.ledger.begin_move(
+                entry, gone
+            )  # under the same lock, so that no residency request takes them
         if len(gone):
             try:
                 await self.fetch(entry, gone)
@@ -404,10 +435,17 @@ class TileTraffic:
                 _logger.warning("%d tiles could not be made primary again: %s", len(gone), error)
         await self.finish_with(entry, np.empty(0, np.int64))
 
-    async def drop_unneeded(self, entry: LedgerEntry, ordinals: Ordinals) -> list[int]:
+    async def drop_unneeded(
+        self, entry: LedgerEntry, ordinals: Ordinals, *, put_off: bool = True
+    ) -> list[int]:
         """Carry out planned evictions; what other live work needs is put off, what fails is counted.
 
         A planned eviction never fails the request: a tile whose write-back fails stays primary and dirty.
+
+        Args:
+            entry: the request.
+            ordinals: the tiles to evict.
+            put_off: False leaves what other live work needs to that work, for good.
 
         Returns:
             The tiles that left the primary tier.
@@ -415,7 +453,7 @@ class TileTraffic:
         if not len(ordinals):
             return []
         with self.lock:
-            leaving = self._droppable(ordinals)
+            leaving = self._droppable(ordinals, put_off)
             dirty = leaving[self.table.is_dirty(leaving)]
             self.ledger.begin_move(entry, leaving)
         if len(dirty):
@@ -424,12 +462,13 @@ class TileTraffic:
             except Exception as error:  # whatever a tier raises, the request itself is fine
                 with self.lock:
                     self.counters.failed_evictions += len(dirty)
+                    self.counters.put_off.difference_update(dirty.tolist())
                     self.ledger.end_move(entry, dirty)
                     freed = self.ledger.take_freed()
                 finish(freed)
                 _logger.warning("eviction of %d tiles failed, they stay primary: %s", len(dirty), error)
                 leaving = leaving[~np.isin(leaving, dirty)]
-        return await self.drop(entry, leaving)
+        return await self.drop(entry, leaving, put_off=put_off)
 
     async def write_back(self, ordinals: Ordinals) -> None:
         """Copy dirty tiles to the secondary tier, all or none; they stay primary, and clean."""
@@ -443,10 +482,11 @@ class TileTraffic:
             self.secondary.commit_write(ordinals)
             self.table.commit_clean(ordinals)
 
-    async def drop(self, entry: LedgerEntry, ordinals: Ordinals) -> list[int]:
+    async def drop(self, entry: LedgerEntry, ordinals: Ordinals, *, put_off: bool = True) -> list[int]:
         """Take clean tiles out of the primary tier and give their memory back.
 
-        The tiles are marked as moving by ``entry``. One that other work began to need since is put off.
+        The tiles are marked as moving by ``entry``. One that other work began to need since stays, and is put off
+        if that is asked for.
 
         Returns:
             The tiles that left the primary tier.
@@ -454,7 +494,8 @@ class TileTraffic:
         with self.lock:
             wanted = self.ledger.needed[ordinals] > 0
             gone = ordinals[~wanted]
-            self.counters.put_off.update(ordinals[wanted].tolist())
+            if put_off:
+                self.counters.put_off.update(ordinals[wanted].tolist())
             self.counters.put_off.difference_update(gone.tolist())
             self.ledger.end_move(entry, ordinals[wanted])
             self.table.commit_drop(gone)
@@ -482,8 +523,8 @@ class TileTraffic:
                         freed = self.ledger.take_freed()
                     finish(freed)
 
-    def _droppable(self, ordinals: Ordinals) -> Ordinals:
-        """Resident tiles that nobody holds; those that data requests need are put off. Under the lock.
+    def _droppable(self, ordinals: Ordinals, put_off: bool) -> Ordinals:
+        """Resident tiles that nobody holds; those that data requests need may be put off. Under the lock.
 
         A needed tile that is not resident yet is put off too: the request that needs it is about to fetch it.
         """
@@ -491,7 +532,8 @@ class TileTraffic:
         held = self.ledger.changing[ordinals] | self.ledger.moving[ordinals]
         needed = self.ledger.needed[ordinals] > 0
         self.counters.put_off.difference_update(ordinals[~resident & ~needed].tolist())
-        self.counters.put_off.update(ordinals[needed & ~(resident & held)].tolist())
+        if put_off:
+            self.counters.put_off.update(ordinals[needed & ~(resident & held)].tolist())
         return ordinals[resident & ~needed & ~held]
 
     # Copies, transfers and passages
