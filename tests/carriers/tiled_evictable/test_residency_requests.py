@@ -1,5 +1,7 @@
 """Spec: *Residency transitions have asynchronous and blocking forms*, whole sets at a time."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ from strideweave import (
     TileSet,
 )
 from strideweave.carriers.tiled_evictable import AwaitResidency
+from strideweave.runtime.event_loop import current_runtime
 
 KINDS = [(CPU, FileBacked), (CPU, CPU), (CPU, Generic), (Generic, FileBacked), (Generic, CPU)]
 
@@ -243,3 +246,21 @@ def test_dropping_the_handle_lets_the_request_run_on(make_model, control_moves):
     moves.open()
     caught.value.free.wait(10)
     assert model.primary() == [5]
+
+
+def test_a_tile_that_admitted_work_is_about_to_fetch_is_not_evicted_behind_its_back(make_model):
+    """Contract: a tile that unfinished work is still fetching counts as changing, also before it has begun."""
+    model = make_model()
+    gate = threading.Event()
+    current_runtime().post(gate.wait)  # the loop does nothing meanwhile
+    try:
+        handle = model.project(0)
+        for method in (model.carrier.evict_async, model.carrier.promote_async):
+            with pytest.raises(TileConflictError, match="project"):
+                method(experts(0))
+        assert model.carrier.evict_async(experts(1)).done
+    finally:
+        gate.set()
+    handle.wait(10)
+    assert model.primary() == [0]
+    assert model.at_rest()
