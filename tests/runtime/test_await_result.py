@@ -246,14 +246,21 @@ def test_ctrl_c_interrupts_wait_and_the_handle_stays_usable():
             return added
 
     handle = Watched()
+    interrupted = threading.Event()
+
+    def ctrl_c(_signal, _frame):
+        if not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
 
     def interrupt():
         waiting.wait()
-        # To this very thread: the kernel may hand a signal for the process to one that is not asleep.
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        # To this very thread: the kernel may hand a signal for the process to one that is not asleep. And again
+        # until it is heard: CPython notices one that comes just before the thread falls asleep only when it wakes.
+        while not interrupted.wait(0.05):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    # A program in the background of a shell starts with the signal ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, ctrl_c)
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:
