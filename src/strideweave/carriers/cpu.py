@@ -15,16 +15,13 @@ from strideweave.carriers.base import CarrierStatistics
 from strideweave.carriers.lifecycle import check_slot_count
 from strideweave.carriers.memory import MemoryCarrier
 from strideweave.dtype import DType
-from strideweave.io.buffers import HUGE_BYTES, aligned_array
+from strideweave.io.buffers import HUGE_BYTES, aligned_array, scratch_array
 from strideweave.layout.int_tuple import as_integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["CPU", "CPUStatistics"]
-
-# The allocator below NumPy keeps nothing larger than this, and frees it under the interpreter's lock.
-_LARGE_RESULT_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +144,8 @@ class CPU(MemoryCarrier):
         return aligned_array(size * dtype.itemsize).view(dtype.numpy)
 
     def _allocate_result(self, size: int) -> Self:
-        dtype = self._dtype
-        if size * dtype.itemsize > _LARGE_RESULT_BYTES:
-            slots = self._make_slots(size, dtype)
-        else:
-            # NumPy's allocator keeps what was freed for the next array; fresh pages would cost more than the copy.
-            slots = np.empty(size, dtype.numpy)
-        return self._around(slots, dtype=dtype, mutable=True)
+        slots = scratch_array(size * self._dtype.itemsize).view(self._dtype.numpy)
+        return self._around(slots, dtype=self._dtype, mutable=True)
 
     def _allocate_in_place(self, size: int) -> None:
         super()._allocate_in_place(size)

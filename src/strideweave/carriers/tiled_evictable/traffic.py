@@ -378,7 +378,7 @@ class TileTraffic:
                 self._unstage(staging)
 
     def _stage(self, tiles: int) -> Carrier:
-        staging = self.prototype.allocate_like(tiles * self.grid.tile_size, mutable=True, empty=True)
+        staging = self.prototype._allocate_result(tiles * self.grid.tile_size)
         with self.lock:
             self.counters.note_staging(tiles * self.tile_bytes)
         return staging
