@@ -26,11 +26,13 @@ def tiles(*ordinals):
 
 
 def rows_of(store, ordinals):
-    found = {}
-    for block in store.blocks(ordinals):
-        for row, position in zip(block.rows.tolist(), block.positions.tolist(), strict=True):
-            found[position] = block.array[row]
-    return [found[position] for position in range(len(ordinals))]
+    """The tiles one by one; where one array has them all, it must say the same."""
+    rows = store.rows(ordinals)
+    block = store.block(ordinals)
+    if block is not None:
+        array, places = block
+        assert [array[place].ctypes.data for place in places.tolist()] == [row.ctypes.data for row in rows]
+    return rows
 
 
 def reserve(store, ordinals):
@@ -280,3 +282,22 @@ def test_dtype_is_moved_as_unsigned_integers_of_its_size():
         store = SlabStore(CPU(0, dtype=dtype), GRID, recycle_bytes=0)
         reserve(store, tiles(0))
         assert rows_of(store, tiles(0))[0].dtype == np.dtype(kind)
+
+
+def test_tiles_of_one_slab_are_rows_of_one_array_and_those_of_several_are_not(slab_bytes):
+    store = SlabStore(CPU(0), GRID, recycle_bytes=0)
+    reserve(store, tiles(*range(16)))
+    per_slab = max(1, slab_bytes // TILE_BYTES)
+    assert store.block(tiles()) is None
+    assert store.block(tiles(3)) is not None
+    assert (store.block(tiles(*range(16))) is not None) == (per_slab >= 16)
+
+
+def test_tiles_at_home_are_rows_of_the_adopted_array():
+    store = AdoptedStore(CPU(GRID.slot_count), GRID, recycle_bytes=0)
+    array, rows = store.block(tiles(5, 2))
+    assert (array.shape, rows.tolist()) == ((16, 1024), [5, 2])
+    store.reclaim(store.discard(tiles(2)))
+    reserve(store, tiles(2))
+    assert store.block(tiles(5, 2)) is None
+    assert store.block(tiles(2)) is not None

@@ -8,7 +8,6 @@ import numpy as np
 
 from strideweave.carriers.tiled_evictable.slabs import SlabStore
 from strideweave.carriers.tiled_evictable.store import (
-    Block,
     Leftovers,
     note_change,
     page_neighbours,
@@ -103,17 +102,12 @@ class AdoptedStore:
             for ordinal, at_home in zip(ordinals.tolist(), home.tolist(), strict=True)
         ]
 
-    def blocks(self, ordinals: Ordinals) -> list[Block]:
-        """The tiles as rows of the adopted array and of the slabs."""
-        home = np.flatnonzero(self._home[ordinals])
-        if len(home) == len(ordinals):
-            return [Block(self._rows, ordinals, home)]
-        away = np.flatnonzero(~self._home[ordinals])
-        blocks = [
-            Block(block.array, block.rows, away[block.positions])
-            for block in self._slabs.blocks(ordinals[away])
-        ]
-        return [Block(self._rows, ordinals[home], home), *blocks] if len(home) else blocks
+    def block(self, ordinals: Ordinals) -> tuple[npt.NDArray[np.unsignedinteger], Ordinals] | None:
+        """The adopted array or the slab that all of the tiles lie in, and their rows; None for several."""
+        home = self._home[ordinals]
+        if home.all():
+            return self._rows, ordinals
+        return None if home.any() else self._slabs.block(ordinals)
 
     def release(self) -> None:
         """Let the adopted array go, which the tiled carrier releases, and release the slabs."""

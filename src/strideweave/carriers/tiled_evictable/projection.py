@@ -213,27 +213,20 @@ class _Projection:
         if nbytes <= INLINE_BYTES:
             self._copy_inline(ordinals, positions, compact)
             return
-        with self.traffic.lock:
-            blocks = self.traffic.primary.blocks(ordinals)
-        jobs = [
-            self.geometry.row_jobs(
-                block.array, block.rows, positions[block.positions], compact, _piece_bytes(nbytes)
-            )
-            for block in blocks
-        ]
-        await run_jobs([job for batch in jobs for job in batch])
+        piece = _piece_bytes(nbytes)
+        block = self.traffic.block(ordinals)
+        if block is None:
+            rows = self.traffic.rows(ordinals)
+            await run_jobs(self.geometry.jobs(rows, positions.tolist(), compact, piece))
+        else:
+            await run_jobs(self.geometry.row_jobs(*block, positions, compact, piece))
 
     def _copy_inline(self, ordinals: Ordinals, positions: Ordinals, compact: Flat) -> None:
-        with self.traffic.lock:
-            if len(ordinals) <= _FEW_TILES:
-                rows = self.traffic.primary.rows(ordinals)
-            else:
-                blocks = self.traffic.primary.blocks(ordinals)
-        if len(ordinals) <= _FEW_TILES:
-            self.geometry.copy_in(rows, positions.tolist(), compact)
-            return
-        for block in blocks:
-            self.geometry.copy_rows(block.array, block.rows, positions[block.positions], compact)
+        block = self.traffic.block(ordinals) if len(ordinals) > _FEW_TILES else None
+        if block is None:
+            self.geometry.copy_in(self.traffic.rows(ordinals), positions.tolist(), compact)
+        else:
+            self.geometry.copy_rows(*block, positions, compact)
 
     async def _copy_streamed(self, positions: Ordinals, compact: Flat) -> None:
         ordinals = self.plan.required[positions]

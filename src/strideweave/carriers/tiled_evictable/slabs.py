@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strideweave.carriers.tiled_evictable.store import (
-    Block,
     Leftovers,
     page_neighbours,
     run_bounds,
@@ -149,18 +148,12 @@ class SlabStore:
         slabs, per_slab = self._slabs, self._per_slab
         return [slabs[place // per_slab].rows[place % per_slab] for place in self._place[ordinals].tolist()]
 
-    def blocks(self, ordinals: Ordinals) -> list[Block]:
-        """The tiles as rows of their slabs, in ascending slab order."""
+    def block(self, ordinals: Ordinals) -> tuple[npt.NDArray[np.unsignedinteger], Ordinals] | None:
+        """The slab that all of the tiles lie in, and their rows; None where they lie in several."""
         if not len(ordinals):
-            return []
+            return None
         slabs, rows = np.divmod(self._place[ordinals], self._per_slab)
-        if (slabs == slabs[0]).all():
-            return [Block(self._slabs[int(slabs[0])].rows, rows, np.arange(len(ordinals)))]
-        order = np.argsort(slabs, kind="stable")
-        cuts = np.flatnonzero(np.diff(slabs[order])) + 1
-        return [
-            Block(self._slabs[int(slabs[part[0]])].rows, rows[part], part) for part in np.split(order, cuts)
-        ]
+        return None if (slabs != slabs[0]).any() else (self._slabs[int(slabs[0])].rows, rows)
 
     def release(self) -> None:
         """Release every slab."""

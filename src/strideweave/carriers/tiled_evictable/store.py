@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     TileRow = npt.NDArray[np.unsignedinteger]
 
 __all__ = [
-    "Block",
     "Leftovers",
     "PrimaryStore",
     "SecondaryStore",
@@ -37,21 +36,6 @@ __all__ = [
     "runs",
     "tile_rows",
 ]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """Tiles that lie in one array.
-
-    Attributes:
-        array: all tiles of the block, one a row, as unsigned integers of the item size.
-        rows: the rows asked for.
-        positions: for each row, its index in the ordinals that were asked for.
-    """
-
-    array: npt.NDArray[np.unsignedinteger]
-    rows: Ordinals
-    positions: Ordinals
 
 
 @dataclass(slots=True, eq=False)
@@ -100,8 +84,8 @@ class PrimaryStore(Protocol):
     def rows(self, ordinals: Ordinals) -> list[TileRow]:
         """The tiles, each as an array of its own."""
 
-    def blocks(self, ordinals: Ordinals) -> list[Block]:
-        """The tiles as rows of arrays, for whoever moves many."""
+    def block(self, ordinals: Ordinals) -> tuple[npt.NDArray[np.unsignedinteger], Ordinals] | None:
+        """The one array that all of the tiles are rows of, and which rows; None where they lie in several."""
 
     def release(self) -> None:
         """Give everything back."""

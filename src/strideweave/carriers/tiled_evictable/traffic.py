@@ -538,6 +538,11 @@ class TileTraffic:
 
     # Copies, transfers and passages
 
+    def block(self, ordinals: Ordinals) -> tuple[npt.NDArray[np.unsignedinteger], Ordinals] | None:
+        """The one array that all of these primary tiles are rows of, and which rows; None for several."""
+        with self.lock:
+            return self.primary.block(ordinals)
+
     def rows(self, ordinals: Ordinals) -> list[TileRow]:
         """The places of tiles in the primary tier, as rows of unsigned integers."""
         with self.lock:
