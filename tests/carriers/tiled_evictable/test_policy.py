@@ -135,7 +135,7 @@ def test_a_missing_tile_that_the_plan_evicts_streams_past_the_primary_tier(scrip
     assert model.primary() == [0]
     statistics = model.carrier.statistics()
     assert statistics.peak_resident_bytes == 2 * statistics.tile_bytes
-    assert statistics.peak_staging_bytes == 2 * statistics.tile_bytes
+    assert statistics.peak_staging_bytes == 0  # read to where the request wants them
     assert (statistics.hits, statistics.misses, statistics.streamed) == (1, 3, 2)
     assert model.at_rest()
 

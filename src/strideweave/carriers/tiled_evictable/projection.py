@@ -178,7 +178,7 @@ class _Projection:
         compact = self._flat(target)
         await self._copy_resident(at_hand, compact)
         if len(streamed):
-            await self._copy_streamed(streamed, compact)
+            await self._copy_streamed(streamed, target)
             if self.destination is not None:
                 target = self._open_destination()
                 await self.traffic.copy([(self._flat(target), compact)])
@@ -228,19 +228,23 @@ class _Projection:
         else:
             self.geometry.copy_rows(*block, positions, compact)
 
-    async def _copy_streamed(self, positions: Ordinals, compact: Flat) -> None:
+    async def _copy_streamed(self, positions: Ordinals, target: Carrier) -> None:
+        geometry, compact = self.geometry, self._flat(target)
         ordinals = self.plan.required[positions]
         position_of = dict(zip(ordinals.tolist(), positions.tolist(), strict=True))
+
+        def landing(wave: Ordinals) -> tuple[Carrier, list[int]]:
+            return target, [geometry.start(position_of[ordinal]) for ordinal in wave.tolist()]
 
         async def consume(wave: Ordinals, rows: list[Flat]) -> None:
             at = [position_of[ordinal] for ordinal in wave.tolist()]
             nbytes = len(wave) * self.traffic.tile_bytes
             if nbytes > INLINE_BYTES:
-                await run_jobs(self.geometry.jobs(rows, at, compact, _piece_bytes(nbytes)))
+                await run_jobs(geometry.jobs(rows, at, compact, _piece_bytes(nbytes)))
             else:
-                self.geometry.copy_in(rows, at, compact)
+                geometry.copy_in(rows, at, compact)
 
-        await self.traffic.stream(ordinals, consume)
+        await self.traffic.stream(ordinals, consume, landing if geometry.contiguous else None)
 
 
 def _piece_bytes(nbytes: int) -> int:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     TileRow = npt.NDArray[np.unsignedinteger]
     Places = Iterator[tuple[Carrier, int]]
     Consumer = Callable[[Ordinals, list[TileRow]], Awaitable[None]]
+    Landing = Callable[[Ordinals], tuple[Carrier, list[int]]]
 
 __all__ = ["STAGING_BYTES", "Changes", "TileTraffic"]
 
@@ -316,7 +317,7 @@ class TileTraffic:
                     self._provisional.difference_update(promoted)
                     self._provisional.update(ordinals[self.ledger.needed[ordinals] == 1].tolist())
 
-    async def stream(self, ordinals: Ordinals, consume: Consumer) -> None:
+    async def stream(self, ordinals: Ordinals, consume: Consumer, landing: Landing | None = None) -> None:
         """Hand over the values of tiles that do not stay, wave by wave, without making them primary.
 
         Tiles that are primary by now are handed over from there.
@@ -324,6 +325,8 @@ class TileTraffic:
         Args:
             ordinals: distinct tiles that the calling request holds.
             consume: called with ordinals and one row of values for each, which are valid until it returns.
+            landing: gives for tiles the carrier and the first slots where the caller wants them, if that is one
+                run of slots for each. Tiles that have to be read are then read to there, and not handed over.
         """
         at_hand = int(np.count_nonzero(self.table.is_resident(ordinals) | self.table.is_implicit(ordinals)))
         missing = len(ordinals) - at_hand
@@ -343,7 +346,11 @@ class TileTraffic:
                 await hand_over(implicit, [np.zeros(self.grid.tile_size, self.unit)] * len(implicit))
             else:
                 passages, mine = self._sort_out(ordinals)
-                if len(mine):
+                if len(mine) and landing is not None:
+                    landed = await self._read_in_place(np.sort(mine), landing)
+                    missed.update(landed)
+                    ordinals = ordinals[~np.isin(ordinals, landed)]
+                elif len(mine):
                     await self._read_waves(np.sort(mine), missed, hand_over)
                 else:
                     await passages[0].done.wait()
@@ -352,21 +359,43 @@ class TileTraffic:
                     await hand_over(np.array(ready, np.int64), [staged[ordinal] for ordinal in ready])
         self._count(hits=at_hand, misses=len(missed), streamed=len(missed), shared=missing - len(missed))
 
+    async def _read_in_place(self, ordinals: Ordinals, landing: Landing) -> list[int]:
+        """Read missing tiles to where they are wanted; gives those that no other request has claimed."""
+        landed: list[int] = []
+        for batch in self._batches(ordinals):
+            wave = self._unclaimed(batch)
+            if not len(wave):
+                continue
+            with self._passage(wave) as passage:
+                rows = await self._read(wave, *landing(wave))
+                if passage.joined:  # whose place this is may write to it before the others have read
+                    rows = await self._copies(rows)
+                passage.staged = dict(zip(wave.tolist(), rows, strict=True))
+            landed += wave.tolist()
+        return landed
+
+    async def _copies(self, rows: list[TileRow]) -> list[TileRow]:
+        staging = self._stage(len(rows))
+        try:
+            copies = list(tile_rows(staging, self.grid.tile_size))
+            await self.copy(list(zip(copies, rows, strict=True)))
+        finally:
+            self._unstage(staging)  # left to those who read it
+        return copies
+
     async def _read_waves(self, ordinals: Ordinals, missed: set[int], hand_over: Consumer) -> None:
         per_wave = min(len(ordinals), max(1, STAGING_BYTES // self.tile_bytes))
         staging: Carrier | None = None
         try:
             for first in range(0, len(ordinals), per_wave):
-                wave = ordinals[first : first + per_wave]
-                wave = wave[~self.table.is_resident(wave)]
-                # Since the last wave another request may have put these tiles on their way: leave them to it.
-                wave = np.array([o for o in wave.tolist() if o not in self._passages], np.int64)
+                wave = self._unclaimed(ordinals[first : first + per_wave])
                 if not len(wave):
                     continue
                 if staging is None:
                     staging = self._stage(per_wave)
                 with self._passage(wave) as passage:
-                    rows = await self._read_into(staging, wave)
+                    size = self.grid.tile_size
+                    rows = await self._read(wave, staging, [index * size for index in range(len(wave))])
                     passage.staged = dict(zip(wave.tolist(), rows, strict=True))
                 missed.update(wave.tolist())
                 await hand_over(wave, rows)
@@ -387,13 +416,19 @@ class TileTraffic:
         with self.lock:
             self.counters.note_staging(-staging.size() * staging.dtype().itemsize)
 
-    async def _read_into(self, staging: Carrier, wave: Ordinals) -> list[TileRow]:
-        size = self.grid.tile_size
+    def _unclaimed(self, ordinals: Ordinals) -> Ordinals:
+        """Those tiles that no other request has made primary, or put on their way, since they were sorted out."""
+        missing = ordinals[~self.table.is_resident(ordinals)].tolist()
+        return np.array([ordinal for ordinal in missing if ordinal not in self._passages], np.int64)
+
+    async def _read(self, wave: Ordinals, carrier: Carrier, starts: list[int]) -> list[TileRow]:
+        """Read tiles from the secondary tier to these slots of a carrier; gives them as rows there."""
         with self.lock:
-            places = ((staging, index * size) for index in range(len(wave)))
+            places = ((carrier, start) for start in starts)
             transfers = self._transfers(self.secondary.places(wave), places)
         await self._transfer(transfers, inbound=True)
-        return list(tile_rows(staging, size)[: len(wave)])
+        flat, size = carrier._bytes().view(self.unit), self.grid.tile_size
+        return [flat[start : start + size] for start in starts]
 
     # Dropping: loop thread
 

@@ -1,0 +1,78 @@
+"""Tiles that stream past the primary tier are read to where they are wanted, where that is one run of slots."""
+
+import numpy as np
+import pytest
+
+from strideweave import CPU, FileBacked, Streaming, Tensor
+from strideweave.carriers.tiled_evictable import traffic
+from strideweave.layout import Layout
+
+
+@pytest.fixture
+def copies(monkeypatch) -> list[int]:
+    """How many tiles were copied for other requests, each time."""
+    made: list[int] = []
+    copy = traffic.TileTraffic._copies
+
+    async def watched(self, rows):
+        made.append(len(rows))
+        return await copy(self, rows)
+
+    monkeypatch.setattr(traffic.TileTraffic, "_copies", watched)
+    return made
+
+
+def test_nothing_is_staged_where_tiles_stay_whole(make_model, copies):
+    model = make_model(policy=Streaming())
+    model.check(5, 2, 7)
+    statistics = model.carrier.statistics()
+    assert (statistics.streamed, statistics.bytes_read) == (3, 3 * statistics.tile_bytes)
+    assert (statistics.peak_staging_bytes, statistics.promotions, copies) == (0, 0, [])
+    assert model.at_rest()
+
+
+def test_tiles_are_staged_where_their_slots_come_apart(make_model):
+    model = make_model(policy=Streaming())
+    experts, rows, columns = model.values.shape
+    # The rows of a tile in another order than its slots, so that a tile is not one run of the result.
+    flat = Tensor(model.carrier, 0, Layout((experts, (2, 2), columns), (rows * columns, (12, 6), 1)))
+    found = model.carrier.project(flat, model.select(5, 2)).wait()
+    order = [0, 2, 1, 3]
+    assert np.array_equal(found.numpy(), model.values[[5, 2]][:, order])
+    assert model.carrier.statistics().peak_staging_bytes > 0
+    assert model.at_rest()
+
+
+def test_a_request_that_waits_for_the_tile_gets_a_copy_that_nobody_writes_to(
+    make_model, copies, control_moves
+):
+    """Contract section 6: *a missing tile is read once and shared*."""
+    model = make_model(policy=Streaming())
+    moves = control_moves(FileBacked, CPU)
+    moves.gate.clear()
+    first = model.project(3)
+    moves.wait_until_entered()
+    second = model.project(3)
+    assert not second.done
+    moves.open()
+    values = first.wait().numpy(writable=True)
+    values[...] = -1
+    assert np.array_equal(second.wait().numpy(), model.values[[3]])
+    assert (len(moves.calls), copies) == (1, [1])
+    statistics = model.carrier.statistics()
+    assert (statistics.streamed, statistics.shared) == (1, 1)
+    assert model.at_rest()
+
+
+def test_a_read_that_fails_leaves_the_given_destination_as_it_was(make_model, control_moves):
+    """Contract section 5: *after a failure its values are what they were*."""
+    model = make_model(policy=Streaming())
+    destination = CPU(0).new_like(np.full(100, 9, np.float32))
+    moves = control_moves(FileBacked, CPU)
+    moves.failures.append(OSError("no luck"))
+    with pytest.raises(OSError, match="no luck"):
+        model.project(4, 1, destination=destination).wait()
+    assert set(destination.numpy().tolist()) == {9}
+    assert (destination.version, destination.is_owned()) == (0, False)
+    model.project(4, 1, destination=destination).wait()
+    assert np.array_equal(destination.numpy()[:48], model.values[[4, 1]].ravel())
