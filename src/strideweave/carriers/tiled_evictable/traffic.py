@@ -466,7 +466,7 @@ class TileTraffic:
         if len(gone):
             try:
                 await self.fetch(entry, gone)
-            except Exception as error:  # the request's own error is the one to report
+            except BaseException as error:  # the request's own error is the one to report
                 _logger.warning("%d tiles could not be made primary again: %s", len(gone), error)
         await self.finish_with(entry, np.empty(0, np.int64))
 
@@ -494,7 +494,7 @@ class TileTraffic:
         if len(dirty):
             try:
                 await self.write_back(dirty)
-            except Exception as error:  # whatever a tier raises, the request itself is fine
+            except BaseException as error:  # whatever a tier raises, the request itself is fine
                 with self.lock:
                     self.counters.failed_evictions += len(dirty)
                     self.counters.put_off.difference_update(dirty.tolist())
