@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ import pytest
 
 from strideweave import CPU, FileBacked, Generic, Tensor, TiledEvictable
 from strideweave.carriers.move import dispatch_move, registered_move_operation
+from strideweave.carriers.tiled_evictable.traffic import TileTraffic
 from strideweave.dtype import DType
 from strideweave.layout import row_major
 
@@ -72,6 +74,29 @@ class Model:
 
 def expert_values(dtype: DType = DType.Float32) -> np.ndarray:
     return np.arange(EXPERTS * ROWS * COLUMNS).reshape(EXPERTS, ROWS, COLUMNS).astype(dtype.numpy)
+
+
+@pytest.fixture(autouse=True)
+def no_task_leaves_anything_under_way(monkeypatch) -> Iterator[None]:
+    """What ``_come_to_rest`` would tidy up after a cut-off request, no request may leave that ran to its end."""
+    parent, tidy = os.getpid(), TileTraffic._come_to_rest
+    left = []
+
+    def come_to_rest(self):
+        counters = self.counters
+        found = (
+            dict(self._passages),
+            counters.in_flight_bytes,
+            counters.staging_bytes,
+            counters.reserved_tiles - self.table.resident_count,
+        )
+        if any(found) and os.getpid() == parent:
+            left.append(found)
+        tidy(self)
+
+    monkeypatch.setattr(TileTraffic, "_come_to_rest", come_to_rest)
+    yield
+    assert left == []
 
 
 @pytest.fixture

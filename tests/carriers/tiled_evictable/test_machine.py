@@ -1,0 +1,301 @@
+"""Any sequence of requests, policies and failures against a dictionary of the values that must be there."""
+
+from contextlib import ExitStack
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from strideweave import (
+    CPU,
+    LRU,
+    FileBacked,
+    Generic,
+    KeepResident,
+    ResidencyPlan,
+    Streaming,
+    Tensor,
+    TileConflictError,
+    TiledEvictable,
+    TileSelection,
+    TileSet,
+)
+from strideweave.carriers.move import dispatch_move, registered_move_operation
+from strideweave.carriers.tiled_evictable import traffic as traffic_module
+from strideweave.tiles.grid import TileGrid
+from strideweave.tiling import tile_major_layout
+
+GRID, TILE = (3, 2), (2, 3)
+TILES = [(x, y) for y in range(2) for x in range(3)]
+SHAPE, SLOTS, TILE_SLOTS = (6, 6), 36, 6
+
+some_tiles = st.sets(st.sampled_from(TILES), min_size=1)
+selections = st.tuples(
+    st.permutations(range(3)).flatmap(lambda order: st.integers(1, 3).map(lambda count: order[:count])),
+    st.permutations(range(2)).flatmap(lambda order: st.integers(1, 2).map(lambda count: order[:count])),
+)
+
+
+class Drawn:
+    """Answers with the plan that the test has drawn, or raises it."""
+
+    def __init__(self):
+        self.answer = ResidencyPlan()
+
+    def plan(self, required, purpose):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@st.composite
+def plans(draw):
+    part = {tile: draw(st.sampled_from(["promote", "retain", "evict", None])) for tile in TILES}
+    return ResidencyPlan(
+        **{
+            name: TileSet([tile for tile, where in part.items() if where == name])
+            for name in ("promote", "retain", "evict")
+        }
+    )
+
+
+class TiledMachine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.stack = ExitStack()
+        self.failures = []  # for each transfer to come, whether it fails half-way
+        self.broken = False  # whether allocations fail
+
+    @initialize(
+        primary=st.sampled_from([CPU, Generic]),
+        secondary=st.sampled_from([CPU, Generic, FileBacked]),
+        resident=st.booleans(),
+        writable=st.booleans(),
+        policy=st.sampled_from(
+            [None, Drawn, KeepResident, Streaming, lambda: LRU(max_tiles=2), lambda: LRU(max_bytes=100)]
+        ),
+    )
+    def make(self, primary, secondary, resident, writable, policy):
+        self.memory = {slot: float(slot) for slot in range(SLOTS)}
+        values = np.arange(SLOTS, dtype=np.float32)
+        fast, slow = (
+            Generic([]) if kind is Generic else kind() if kind is FileBacked else CPU(0)
+            for kind in (primary, secondary)
+        )
+        self.place_failures(primary, secondary)
+        if resident:
+            fast = fast.new_like(values)
+        else:
+            slow = slow.new_like(values, mutable=writable)
+        self.policy = policy() if policy else None
+        self.carrier = TiledEvictable(fast, slow, GRID, TILE, residency_policy=self.policy)
+        self.tensor = Tensor(self.carrier, 0, tile_major_layout(TileGrid(GRID, TILE)))
+        self.version = 0
+
+    def place_failures(self, primary, secondary):
+        machine = self
+        for pair in {(primary, secondary), (secondary, primary)}:
+            real = dispatch_move(*pair)
+
+            class Failing(real):
+                async def transfer(self, transfers):
+                    if machine.failures and machine.failures.pop(0):
+                        await super().transfer(transfers[: len(transfers) // 2])
+                        raise OSError(28, "No space left on device")
+                    await super().transfer(transfers)
+
+            self.stack.enter_context(registered_move_operation(*pair, Failing, replace=True))
+        patch = self.stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(traffic_module, "STAGING_BYTES", 2 * TILE_SLOTS * 4)  # several waves to a stream
+        for kind in (CPU, Generic):
+            for name in ("allocate_like", "_allocate_result", "_allocate_in_place"):
+                self.make_scarce(patch, kind, name)
+
+    def make_scarce(self, patch, kind, name):
+        allocate = getattr(kind, name)
+
+        def scarce(carrier, *arguments, **options):
+            if self.broken:
+                raise MemoryError("no memory left")
+            return allocate(carrier, *arguments, **options)
+
+        patch.setattr(kind, name, scarce)
+
+    # What must hold
+
+    def logical(self):
+        """The values of the model in the Tensor's shape."""
+        array = np.empty(SHAPE, np.float32)
+        for ordinal, (x, y) in enumerate(TILES):
+            slots = [self.memory[ordinal * TILE_SLOTS + within] for within in range(TILE_SLOTS)]
+            array[2 * x : 2 * x + 2, 3 * y : 3 * y + 3] = np.reshape(slots, (2, 3))
+        return array
+
+    def compact(self, per_axis):
+        rows = [2 * x + row for x in per_axis[0] for row in range(2)]
+        columns = [3 * y + column for y in per_axis[1] for column in range(3)]
+        return self.logical()[np.ix_(rows, columns)]
+
+    def residency(self):
+        return self.carrier.primary_tiles, self.carrier.dirty_tiles
+
+    @invariant()
+    def at_rest(self):
+        if not hasattr(self, "carrier"):
+            return
+        carrier, found = self.carrier, self.carrier.statistics()
+        assert found.pending_requests == found.pinned_tiles == 0
+        assert found.in_flight_bytes == found.staging_bytes == found.put_off_evictions == 0
+        assert found.resident_bytes == found.resident_tiles * found.tile_bytes
+        assert found.recycled_bytes <= found.recycle_limit_bytes
+        primary, secondary = set(carrier.primary_tiles), set(carrier.secondary_tiles)
+        assert not primary & secondary
+        assert primary | secondary == set(carrier.valid_tiles) == set(TILES)
+        assert set(carrier.dirty_tiles) <= primary
+        assert (found.resident_tiles, found.dirty_tiles) == (len(primary), len(carrier.dirty_tiles))
+        assert carrier.version == self.version
+        assert carrier.primary.is_owned()
+        assert carrier.secondary.is_owned()
+        assert not carrier.is_owned()
+
+    # What can fail
+
+    @rule(failures=st.lists(st.booleans(), max_size=4), broken=st.booleans())
+    def begin_to_fail(self, failures, broken):
+        self.failures, self.broken = failures, broken
+
+    @precondition(lambda self: isinstance(self.policy, Drawn))
+    @rule(answer=st.one_of(plans(), st.just(ZeroDivisionError("a bad policy"))))
+    def change_the_policy(self, answer):
+        self.policy.answer = answer
+
+    def try_to(self, call, *, undone):
+        """Give what the call returns, or None where an injected failure ended it, and everything is as it was."""
+        (primary, dirty), failures = self.residency(), self.failures.count(True)
+        try:
+            return call()
+        except (OSError, MemoryError, ZeroDivisionError) as error:
+            bad_policy = isinstance(error, ZeroDivisionError)
+            assert bad_policy or self.broken or failures > self.failures.count(True)
+            single = not self.broken and failures == self.failures.count(True) + 1
+            if undone and (self.policy is None or bad_policy or single):
+                # Else a second failure may keep what a policy gave up for the request from coming back.
+                assert self.carrier.primary_tiles == primary
+                assert set(self.carrier.dirty_tiles) <= set(dirty)
+            return None
+
+    # Requests
+
+    @rule(slot=st.integers(0, SLOTS - 1))
+    def read(self, slot):
+        before = self.residency()
+        assert self.carrier[slot] == self.memory[slot]
+        assert self.residency() == before
+
+    @rule(slot=st.integers(0, SLOTS - 1), value=st.integers(-100, 100))
+    def write(self, slot, value):
+        def write():
+            self.carrier[slot] = value
+            return True
+
+        if self.try_to(write, undone=True):
+            self.memory[slot] = float(value)
+            self.version += 1
+            tile = TILES[slot // TILE_SLOTS]
+            assert self.carrier.tile_state(tile).location == "primary"
+            assert self.carrier.tile_state(tile).dirty
+
+    @rule()
+    def read_everything(self):
+        before = self.residency()
+        found = self.try_to(self.tensor.numpy, undone=True)
+        assert found is None or np.array_equal(found, self.logical())
+        assert self.residency() == before
+
+    @rule(per_axis=selections, size=st.sampled_from([None, 0, SLOTS, 50]))
+    def project(self, per_axis, size):
+        broken, self.broken = self.broken, False
+        primary = self.carrier.primary
+        destination = None if size is None else primary.new_like([7.0] * size)
+        self.broken = broken
+        selection = TileSelection(per_axis)
+        compact = self.try_to(
+            lambda: self.carrier.project(self.tensor, selection, destination).wait(10), undone=True
+        )
+        if compact is not None:
+            assert np.array_equal(compact.numpy(), self.compact(per_axis))
+            if self.policy is None:
+                assert set(selection.coordinates) <= set(self.carrier.primary_tiles)
+        if destination is None:
+            return
+        assert destination.is_mutable()
+        if compact is None:
+            assert (destination.size(), destination.version) == (size, 0)
+            assert [destination[slot] for slot in range(size)] == [7.0] * size
+        else:
+            assert compact.carrier is destination
+            assert destination.version == 1
+            rest = [destination[slot] for slot in range(compact.size, destination.size())]
+            assert rest == [7.0] * len(rest)
+
+    @rule(tiles=some_tiles)
+    def promote(self, tiles):
+        if self.try_to(lambda: self.carrier.promote_async(TileSet(tiles)).wait(10) is None, undone=True):
+            assert tiles <= set(self.carrier.primary_tiles)
+
+    @rule(tiles=some_tiles)
+    def evict(self, tiles):
+        before = set(self.carrier.primary_tiles)
+        if self.try_to(lambda: self.carrier.evict_async(TileSet(tiles)).wait(10) is None, undone=True):
+            assert set(self.carrier.primary_tiles) == before - tiles
+
+    @rule(
+        calls=st.lists(
+            st.one_of(
+                st.tuples(st.just("project"), selections),
+                st.tuples(st.sampled_from(["promote_async", "evict_async"]), some_tiles),
+            ),
+            min_size=2,
+            max_size=6,
+        )
+    )
+    def overlap(self, calls):
+        """Several requests at once; some are refused, some fail, and none of the others gets a wrong value."""
+        started, failures = [], any(self.failures)
+        for method, argument in calls:
+            try:
+                if method == "project":
+                    handle = self.carrier.project(self.tensor, TileSelection(argument))
+                else:
+                    handle = getattr(self.carrier, method)(TileSet(argument))
+                started.append((method, argument, handle))
+            except (TileConflictError, ZeroDivisionError):
+                continue
+        for method, argument, handle in started:
+            try:
+                found = handle.wait(10)
+            except (OSError, MemoryError):
+                assert self.broken or failures
+            else:
+                if method == "project":
+                    assert np.array_equal(found.numpy(), self.compact(argument))
+        self.failures = []  # how many are left depends on chance
+
+    def teardown(self):
+        try:
+            if hasattr(self, "carrier"):
+                self.failures, self.broken = [], False
+                assert np.array_equal(self.tensor.numpy(), self.logical())
+                self.carrier.evict(TileSet(TILES))
+                assert np.array_equal(self.tensor.numpy(), self.logical())
+                self.carrier.release()
+        finally:
+            self.stack.close()
+
+
+TestTiledMachine = TiledMachine.TestCase
+TestTiledMachine.settings = settings(
+    max_examples=100, stateful_step_count=25, deadline=None, report_multiple_bugs=False
+)
