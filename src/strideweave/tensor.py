@@ -188,6 +188,7 @@ class Tensor(Operand):
             )
         if value.shape != self.shape:
             raise ValueError(f"the gradient of a tensor of shape {self.shape} has shape {value.shape}")
+        self._carrier._check_gradient(self, value)
         return value
 
     # Elements

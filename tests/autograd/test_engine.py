@@ -22,7 +22,7 @@ from strideweave import (
     no_grad,
     row_major,
 )
-from strideweave.autograd.graph import Node, attach
+from strideweave.autograd.graph import Contribution, Node, attach
 
 
 def leaf(*values, **options):
@@ -646,3 +646,100 @@ def test_files_have_gradients_through_views_and_add_them_in_memory():
         view.backward(gradient, retain_graph=True)
         assert type(x.grad.carrier) is FileBacked
         assert x.grad.tolist() == expected
+
+
+# Contributions: shares that are added to a total instead of being tensors of their own
+
+
+class AddAt(Contribution):
+    """A share that is zero save in one slot; counts the storage that it made."""
+
+    made = 0
+
+    def __init__(self, like, place, value):
+        self.like, self.place, self.value = like, place, value
+
+    def onto(self, total):
+        if total is None:
+            type(self).made += 1
+            total = Tensor(self.like.carrier.new_like([0.0] * self.like.size), 0, row_major(self.like.shape))
+        total[self.place] = total[self.place] + self.value
+        return total
+
+
+def part(x, place):
+    """The element ``x[place]`` as a tensor of its own, whose way back is a contribution."""
+    result = Tensor(x.carrier.new_like([x[place]]), 0, row_major(1))
+    return attach(result, Node("part", (x,), lambda g: (AddAt(x, place, g.item()),)))
+
+
+def test_contributions_that_meet_share_one_total(monkeypatch):
+    monkeypatch.setattr(AddAt, "made", 0)
+    x = leaf(1.0, 2.0, 3.0)
+    (part(x, 0) * 5.0 + part(x, 2) * 7.0 + part(x, 2)).backward()
+    assert x.grad.tolist() == [5.0, 0.0, 8.0]
+    assert AddAt.made == 1
+
+
+@pytest.mark.parametrize("contribution_first", [True, False])
+def test_a_contribution_never_changes_a_tensor_that_others_refer_to(contribution_first):
+    x = leaf(1.0, 2.0)
+    gradients = []
+
+    def kept(g):
+        gradients.append(g)  # the very tensor goes on to x
+        return (g,)
+
+    whole = sw.reduce_sum(custom(x, kept) * 3.0)
+    one = part(x, 1)
+    (one + whole if contribution_first else whole + one).backward()
+    assert x.grad.tolist() == [3.0, 4.0]
+    assert [gradient.tolist() for gradient in gradients] == [[3.0, 3.0]]
+
+
+def test_a_contribution_reaches_inner_results_as_a_tensor():
+    x = leaf(1.0, 2.0)
+    y = x * 2.0
+    seen = []
+    z = custom(y, lambda g: (seen.append(g.tolist()), g)[1:])
+    (part(z, 0) * 4.0).backward()
+    assert seen == [[4.0, 0.0]]
+    assert x.grad.tolist() == [8.0, 0.0]
+
+
+def test_a_failing_contribution_leaves_gradients_and_graph_as_they_were():
+    x = leaf(1.0, 2.0)
+    one = part(x, 0)
+    broken = custom(x, lambda g: (AddAt(x, 9, 1.0),))
+    with pytest.raises(IndexError):
+        (one + sw.reduce_sum(broken)).backward()
+    assert x.grad is None
+    one.backward()
+    assert x.grad.tolist() == [1.0, 0.0]
+
+
+# Saved versions
+
+
+def test_a_version_that_was_taken_earlier_counts():
+    x = leaf(1.0)
+    earlier = x.carrier.version
+    x[0] = 2.0
+    late = custom(x, lambda g: (g,), saved=[(x.carrier, earlier)])
+    with pytest.raises(StaleGraphError, match="version 0"):
+        late.backward()
+    custom(x, lambda g: (g,), saved=[(x.carrier, x.carrier.version)]).backward()
+    assert x.grad.tolist() == [1.0]
+
+
+def test_a_carrier_may_refuse_gradients_of_another_geometry(monkeypatch):
+    def refuse(self, tensor, gradient):
+        raise ValueError("another geometry")
+
+    x = leaf(1.0, 2.0)
+    monkeypatch.setattr(CPU, "_check_gradient", refuse)
+    with pytest.raises(ValueError, match="another geometry"):
+        x.grad = ones_like(x)
+    with pytest.raises(ValueError, match="another geometry"):
+        (x * 2.0).backward(ones_like(x))
+    assert x.grad is None

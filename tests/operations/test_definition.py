@@ -5,7 +5,7 @@ import pytest
 
 import strideweave as sw
 from strideweave import CPU, Generic, Tensor, row_major
-from strideweave.operations.definition import Operation, OperationCapability
+from strideweave.operations.definition import Operation, OperationCapability, apply
 from strideweave.operations.table import OPERATIONS
 
 PUBLIC = sorted(OPERATIONS)
@@ -125,3 +125,20 @@ def test_results_require_gradients_when_an_operand_does_and_the_mode_is_on(make)
     assert not sw.argmax(wants).requires_grad
     assert not (index + 1).requires_grad
     assert (index * wants).requires_grad
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_class_that_takes_precedence_is_asked_wherever_it_stands(monkeypatch, reverse):
+    asked = []
+
+    def dispatch(self, name):
+        asked.append((type(self), name))
+        raise NotImplementedError
+
+    monkeypatch.setattr(CPU, "dispatch_op", dispatch)
+    monkeypatch.setattr(Generic, "dispatch_op", dispatch)
+    monkeypatch.setattr(Generic, "_dispatch_priority", 1)
+    operands = [Tensor(CPU(1), 0, row_major(1)), 2.0, Tensor(Generic([1]), 0, row_major(1))]
+    with pytest.raises(NotImplementedError):
+        apply("add", *(reversed(operands) if reverse else operands))
+    assert asked == [(Generic, "add")]

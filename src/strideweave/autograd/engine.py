@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from strideweave.autograd.graph import Contribution
 from strideweave.autograd.mode import no_grad
 from strideweave.runtime.locks import short_lock
 
@@ -67,29 +68,51 @@ def _results_last(root: Tensor) -> list[Node]:
     return order
 
 
+class _Arriving:
+    """The gradient of one tensor while shares arrive."""
+
+    __slots__ = ("_is_own", "total")
+
+    def __init__(self, first: Tensor | Contribution) -> None:
+        self._is_own = isinstance(first, Contribution)  # else somebody may refer to it, so it must not change
+        self.total = first.onto(None) if isinstance(first, Contribution) else first
+
+    def add(self, share: Tensor | Contribution) -> None:
+        """Add what has arrived by another way."""
+        if isinstance(share, Contribution):
+            own = self.total if self._is_own else self.total.carrier._copy_gradient(self.total)
+            self.total = share.onto(own)
+        else:
+            self.total = _sum(self.total, share)
+        self._is_own = True
+
+
 def _walk(order: list[Node], root: Tensor, cotangent: Tensor) -> Arrivals:
     """Call the pullback of every node that something arrives at, results before inputs."""
-    leaves: dict[int, tuple[Tensor, Tensor]] = {}
-    arrived: dict[Node, Tensor] = {}
+    leaves: dict[int, tuple[Tensor, _Arriving]] = {}
+    arrived: dict[Node, _Arriving] = {}
 
-    def arrive(tensor: Tensor, share: Tensor) -> None:
+    def arrive(tensor: Tensor, share: Tensor | Contribution) -> None:
         below = tensor.grad_fn
         if below is not None:
-            earlier = arrived.get(below)
-            arrived[below] = share if earlier is None else _sum(earlier, share)
+            if below in arrived:
+                arrived[below].add(share)
+            else:
+                arrived[below] = _Arriving(share)
+        elif id(tensor) in leaves:
+            leaves[id(tensor)][1].add(share)
         else:
-            place = leaves.get(id(tensor))
-            leaves[id(tensor)] = (tensor, share if place is None else _sum(place[1], share))
+            leaves[id(tensor)] = (tensor, _Arriving(share))
 
     arrive(root, cotangent)
     for node in reversed(order):
         incoming = arrived.pop(node, None)
         if incoming is None:  # no path from the root brought anything here
             continue
-        for tensor, share in zip(node.inputs, node.pull_back(incoming), strict=True):
+        for tensor, share in zip(node.inputs, node.pull_back(incoming.total), strict=True):
             if share is not None and tensor.requires_grad:
                 arrive(tensor, share)
-    return list(leaves.values())
+    return [(leaf, arriving.total) for leaf, arriving in leaves.values()]
 
 
 def _sum(earlier: Tensor, share: Tensor) -> Tensor:

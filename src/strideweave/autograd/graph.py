@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 from weakref import ref
 
 from strideweave.errors import StaleGraphError
@@ -17,7 +18,31 @@ if TYPE_CHECKING:
     from strideweave.operations.definition import BoundOperation
     from strideweave.tensor import Tensor
 
-__all__ = ["Node", "attach", "record"]
+    Share: TypeAlias = "Tensor | Contribution | None"
+    """What a pullback gives for one input."""
+
+__all__ = ["Contribution", "Node", "attach", "record"]
+
+
+class Contribution(ABC):
+    """A share of a gradient that is not a tensor yet: most of it is zero, and only the rest need be added.
+
+    Several that meet at one tensor are added to a single total, so that none of them takes storage of its own.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def onto(self, total: Tensor | None) -> Tensor:
+        """Add this share to the gradient so far.
+
+        Args:
+            total: what has arrived before, which nobody else refers to, so that it may be changed and returned;
+                None for the first arrival.
+
+        Returns:
+            The gradient with this share, of the shape, dtype and carrier class of its input.
+        """
 
 
 class _Saved(NamedTuple):
@@ -34,9 +59,11 @@ class Node:
         name: the operation's name, or ``"move"``, ``"project"``, ``"scatter"``.
         inputs: the tensors the result was made from.
         pullback: takes the cotangent of the result, of its shape and dtype, and gives one cotangent per
-            input, of that input's shape, dtype and carrier class, or None where there is none. It runs without
-            gradients. It must not refer to the result itself, or the two would keep each other alive.
-        saved: the tensors whose values ``pullback`` reads.
+            input, of that input's shape, dtype and carrier class, a ``Contribution`` to one, or None where there
+            is none. It runs without gradients. It must not refer to the result itself, or the two would keep each
+            other alive.
+        saved: the tensors whose values ``pullback`` reads; or carriers, each with the version that counts where
+            that was taken earlier.
     """
 
     __slots__ = ("_inputs", "_name", "_pullback", "_saved", "_used")
@@ -45,13 +72,18 @@ class Node:
         self,
         name: str,
         inputs: tuple[Tensor, ...],
-        pullback: Callable[[Tensor], Sequence[Tensor | None]],
-        saved: Iterable[Tensor] = (),
+        pullback: Callable[[Tensor], Sequence[Share]],
+        saved: Iterable[Tensor | tuple[Carrier, int]] = (),
     ) -> None:
         self._name = name
         self._inputs = inputs
-        self._pullback: Callable[[Tensor], Sequence[Tensor | None]] | None = pullback
-        self._saved = tuple([_Saved(tensor.carrier, tensor.carrier.version) for tensor in saved])
+        self._pullback: Callable[[Tensor], Sequence[Share]] | None = pullback
+        self._saved = tuple(
+            [
+                _Saved(*item) if isinstance(item, tuple) else _Saved(item.carrier, item.carrier.version)
+                for item in saved
+            ]
+        )
         self._used: tuple[ref[Tensor], ...] = ()
 
     @property
@@ -88,8 +120,8 @@ class Node:
                     f"which is at version {carrier.version} now; write after backward, or compute again"
                 )
 
-    def pull_back(self, cotangent: Tensor) -> Sequence[Tensor | None]:
-        """Give the cotangent of each input.
+    def pull_back(self, cotangent: Tensor) -> Sequence[Share]:
+        """Give the cotangent of each input, or a contribution to it.
 
         Raises:
             RuntimeError: an earlier backward pass used the node up.

@@ -302,6 +302,12 @@ class Carrier(CarrierLifecycle):
         carrier = self._adopt_like(total.reshape(-1), x.dtype)
         return type(x)._of(carrier, 0, row_major(total.shape), False)
 
+    def _check_gradient(self, tensor: Tensor, gradient: Tensor) -> None:
+        """Refuse a gradient of the right class, dtype and shape that cannot be one of a tensor on this carrier.
+
+        ValueError in a class whose storage has a geometry of its own.
+        """
+
     def _empty_like(self, dtype: DType) -> Self:
         """Make a fresh mutable carrier of this class without slots: a tier that waits for its values."""
         return self.allocate_like(0, mutable=True, dtype=dtype)

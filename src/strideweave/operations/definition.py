@@ -206,15 +206,20 @@ class Operation(ABC):
 
 
 def apply(name: str, *inputs: object, **options: object) -> Tensor:
-    """Run an operation on the carrier of its first tensor operand.
+    """Run an operation on the carrier of its first tensor operand, or of one whose class takes precedence.
 
     Raises:
         TypeError: no operand is a Tensor; otherwise as ``Operation.forward``.
         NotImplementedError: the carrier does not run that operation.
     """
+    chosen: Storage | None = None
     for value in inputs:
-        if isinstance(value, Operand):
-            return value.carrier.dispatch_op(name).forward(*inputs, **options)
+        if isinstance(value, Operand) and (
+            chosen is None or value.carrier._dispatch_priority > chosen._dispatch_priority
+        ):
+            chosen = value.carrier
+    if chosen is not None:
+        return chosen.dispatch_op(name).forward(*inputs, **options)
     pending = [value for value in inputs if isinstance(value, AwaitResult)]
     found = ", ".join(_described(value) for value in pending or inputs)
     raise TypeError(f"{name} needs a Tensor operand, found {found}")

@@ -7,7 +7,7 @@ the one ``Operand`` and ``Carrier`` the one ``Storage``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,6 +21,9 @@ __all__ = ["Operand", "Storage"]
 
 class Storage(ABC):
     """A one-dimensional sequence of slots that a tensor can stand on."""
+
+    #: Among operands on several classes, the operation is asked of the one with the highest.
+    _dispatch_priority: ClassVar[int] = 0
 
     @abstractmethod
     def size(self) -> int:
