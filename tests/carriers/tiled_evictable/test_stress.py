@@ -1,0 +1,132 @@
+"""Ten thousand overlapping calls whose awaiters are cancelled at random moments: nothing stays, every bit is right."""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+
+from strideweave import LRU, KeepResident, Streaming, TileConflictError, TileSet
+
+EXPERTS = 8
+CALLS = 10_000
+TASKS = 50
+
+
+class Client:
+    """Makes one random call after the other and checks whatever comes back against the values at the call."""
+
+    def __init__(self, model, seed):
+        self.model, self.random = model, random.Random(seed)
+        self.made = self.refused = self.cancelled = self.checked = 0
+
+    def some(self, most=EXPERTS):
+        return self.random.sample(range(EXPERTS), self.random.randint(1, most))
+
+    def start(self):
+        """Begin one call; gives its handle and what must come of it, or None where it was refused or done."""
+        self.made += 1
+        model, carrier = self.model, self.model.carrier
+        kind = self.random.choice(["project", "project", "project", "promote", "evict", "read", "write"])
+        experts = self.some()
+        try:
+            if kind == "project":
+                return model.project(*experts), model.values[experts].copy()
+            if kind in ("promote", "evict"):
+                tiles = TileSet([(expert, 0, 0) for expert in experts[:3]])
+                return getattr(carrier, f"{kind}_async")(tiles), None
+            slot = experts[0] * 24 + self.random.randrange(24)
+            if kind == "read":
+                assert carrier[slot] == model.values.flat[slot]
+                self.checked += 1
+            elif carrier.tile_state((experts[0], 0, 0)).location == "primary":  # else it would block the loop
+                value = float(self.random.randrange(1000))
+                carrier[slot] = value
+                model.values.flat[slot] = value
+        except TileConflictError as error:
+            self.refused += 1
+            assert len(error.tiles)
+        return None
+
+    async def run(self, calls):
+        for _ in range(calls):
+            started = self.start()
+            if started is None:
+                await anyio.lowlevel.checkpoint()
+                continue
+            handle, expected = started
+            if self.random.random() < 0.2:  # never looked at again
+                await anyio.lowlevel.checkpoint()
+                continue
+            patience = self.random.choice([0, 0.0001, 0.001, 5])
+            with anyio.move_on_after(patience) as scope:
+                found = await handle
+                if expected is not None:
+                    assert np.array_equal(found.numpy(), expected)
+                    self.checked += 1
+            self.cancelled += scope.cancelled_caught
+
+
+def policies():
+    return {
+        "no policy": lambda: None,
+        "LRU": lambda: LRU(max_tiles=3),
+        "Streaming": Streaming,
+        "KeepResident": KeepResident,
+    }
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("policy", policies().values(), ids=policies())
+async def test_ten_thousand_calls_with_cancelled_awaiters(make_model, policy):
+    """Cancelling who waits never cancels the request: all of them end, and no other sees a wrong value."""
+    model = make_model(policy=policy())
+    clients = [Client(model, seed) for seed in range(TASKS)]
+    async with anyio.create_task_group() as group:
+        for client in clients:
+            group.start_soon(client.run, CALLS // TASKS // len(policies()))
+    await settle(model)
+    assert sum(client.made for client in clients) == CALLS // len(policies())
+    for name in ("refused", "cancelled", "checked"):
+        assert sum(getattr(client, name) for client in clients), f"no call was {name}"
+    assert np.array_equal(model.tensor.numpy(), model.values)
+
+
+async def settle(model):
+    """Wait until the requests that nobody waits for have ended, which only they decide."""
+    with anyio.fail_after(60):
+        while model.carrier.statistics().pending_requests:  # noqa: ASYNC110 - their handles are gone
+            await anyio.sleep(0.001)
+    assert model.at_rest()
+
+
+def test_threads_that_call_at_once(make_model):
+    """From any thread: a conflict raises on the thread that caused it, and values are those of the call."""
+    model = make_model(policy=LRU(max_tiles=3))
+    guard = threading.Lock()  # a call and the copy of the values it must give are one step
+
+    def client(seed):
+        caller = Client(model, seed)
+        for _ in range(500):
+            with guard:
+                started = caller.start()
+            if started is None:
+                continue
+            handle, expected = started
+            found = handle.wait(30)
+            if expected is not None:
+                assert np.array_equal(found.numpy(), expected)
+                caller.checked += 1
+        return caller
+
+    with ThreadPoolExecutor(6) as pool:
+        callers = list(pool.map(client, range(6)))
+    assert sum(caller.checked for caller in callers) > 500
+    assert sum(caller.refused for caller in callers)
+    assert model.at_rest()
+    assert np.array_equal(model.tensor.numpy(), model.values)
