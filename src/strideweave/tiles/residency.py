@@ -134,6 +134,16 @@ class ResidencyTable:
         """A resident tile was written: only the primary tier has its value."""
         self._dirty[ordinal] = True
 
+    def commit_fill(self, ordinals: Ordinals) -> None:
+        """The primary tier, and only it, has new values of these tiles, wherever they were before."""
+        self._resident += int(np.count_nonzero(~self.is_resident(ordinals)))
+        self._location[ordinals] = _PRIMARY
+        self._dirty[ordinals] = True
+
+    def begin_implicit(self) -> None:
+        """Every tile is a zero without storage: the start of a gradient. No tile has had a value before."""
+        self._location[:] = _IMPLICIT
+
     def commit_clean(self, ordinals: Ordinals) -> None:
         """The secondary tier holds the same values again."""
         self._dirty[ordinals] = False

@@ -287,6 +287,35 @@ class TileTraffic:
         changes: Changes | None,
     ) -> None:
         """Reserve places and fill them, batch by batch, and commit all, or give the places back."""
+
+        def commit() -> None:
+            self.table.commit_promotion(ordinals)
+            if changes is not None:
+                promoted = ordinals.tolist()
+                changes.promoted += promoted
+                self._provisional.difference_update(promoted)
+                self._provisional.update(ordinals[self.ledger.needed[ordinals] == 1].tolist())
+
+        await self.install(entry, ordinals, fill, commit)
+
+    async def install(
+        self,
+        entry: LedgerEntry,
+        ordinals: Ordinals,
+        fill: Callable[[Ordinals], Awaitable[None]],
+        commit: Callable[[], None],
+        *,
+        complete: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Give tiles that are not primary a place and a value there, all or none.
+
+        Args:
+            entry: the request, which holds the tiles.
+            ordinals: the tiles, ascending.
+            fill: gives a batch of them its values, at places that were reserved for it.
+            commit: says that they are primary now; called under the lock.
+            complete: what has to be done once every tile is filled, still before the commit.
+        """
         with self._passage(ordinals):
             with self.lock:
                 self.ledger.begin_move(entry, ordinals)
@@ -299,6 +328,8 @@ class TileTraffic:
                         self.counters.note_reserved(len(batch))
                     reserved += len(batch)
                     await fill(batch)
+                if complete is not None:
+                    await complete()
                 filled = True
             finally:
                 if not filled:
@@ -308,14 +339,9 @@ class TileTraffic:
                         freed = self.ledger.take_freed()
                     finish(freed)
             with self.lock:
-                self.table.commit_promotion(ordinals)
+                commit()
                 self.ledger.end_move(entry, ordinals)
                 self.counters.promotions += len(ordinals)
-                if changes is not None:
-                    promoted = ordinals.tolist()
-                    changes.promoted += promoted
-                    self._provisional.difference_update(promoted)
-                    self._provisional.update(ordinals[self.ledger.needed[ordinals] == 1].tolist())
 
     async def stream(self, ordinals: Ordinals, consume: Consumer, landing: Landing | None = None) -> None:
         """Hand over the values of tiles that do not stay, wave by wave, without making them primary.
