@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +16,7 @@ __all__ = [
     "JointDigit",
     "array_runs",
     "axis_order",
+    "compact_shape",
     "compact_strides",
     "groups",
     "joint_digits",
@@ -36,6 +38,13 @@ def axis_order(mode_order: tuple[int, ...] | None, rank: int) -> Sequence[int]:
     if mode_order is None:
         return range(rank)
     return [*mode_order, *(axis for axis in range(rank) if axis not in mode_order)]
+
+
+def compact_shape(tile_shape: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
+    """Give the extents of a compact array with so many tiles on each axis; ValueError where the ranks differ."""
+    if len(counts) != len(tile_shape):
+        raise ValueError(f"the selection has rank {len(counts)}, the grid has rank {len(tile_shape)}")
+    return tuple(map(operator.mul, counts, tile_shape))
 
 
 def compact_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[tuple[int, ...], int]:

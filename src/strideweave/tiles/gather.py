@@ -10,6 +10,7 @@ and negative zeros survive.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from strideweave.tiles.compact import (
     JointDigit,
     array_runs,
     axis_order,
+    compact_shape,
     compact_strides,
     groups,
     joint_digits,
@@ -65,7 +67,7 @@ class CompactGeometry:
         layout: its dense, flat Layout. Axes cut inside a tile come in the source's order inside a tile,
             fastest first, then those of tile extent 1, the first fastest; column-major when the source has no
             plain order inside a tile.
-        size: slots of the compact array.
+        size: slots of the compact array, from its slot 0 to the last that a tile reaches.
         tile_size: slots of one tile.
         contiguous: whether every tile is one run of ``tile_size`` compact slots, in slot order.
     """
@@ -78,6 +80,7 @@ class CompactGeometry:
     _digits: tuple[JointDigit, ...]  # slowest in the compact array first
     _origin: int
     _steps: tuple[tuple[int, int], ...]  # (count, slots from one tile to the next), fastest position first
+    _first: int  # the slot of compact coordinate 0
 
     @classmethod
     def of(cls, grid: TileGrid, placement: TilePlacement, selection: TileSelection) -> CompactGeometry:
@@ -91,24 +94,49 @@ class CompactGeometry:
         Raises:
             ValueError: the ranks of grid and selection differ.
         """
+        shape = compact_shape(grid.tile_shape, selection.compact_grid_shape)
+        strides, _ = compact_strides(shape, axis_order(placement.mode_order, len(shape)))
+        return cls.over(grid, placement, selection, strides)
+
+    @classmethod
+    def over(
+        cls,
+        grid: TileGrid,
+        placement: TilePlacement,
+        selection: TileSelection,
+        strides: Sequence[int],
+        first: int = 0,
+    ) -> CompactGeometry:
+        """Work the geometry out for a compact array that is there already and lies in some order of its own.
+
+        Args:
+            grid: the tile grid.
+            placement: how the full Tensor's Layout orders the inside of a tile.
+            selection: a selection of the grid's rank.
+            strides: slots from one entry to the next on each compact axis; 0 and negative ones are fine for a
+                source.
+            first: the slot of compact coordinate 0.
+
+        Raises:
+            ValueError: the ranks of grid and selection differ.
+        """
         counts, tile_shape = selection.compact_grid_shape, grid.tile_shape
-        if len(counts) != len(tile_shape):
-            raise ValueError(f"the selection has rank {len(counts)}, the grid has rank {len(tile_shape)}")
-        shape = tuple(map(operator.mul, counts, tile_shape))
-        strides, size = compact_strides(shape, axis_order(placement.mode_order, len(shape)))
+        shape = compact_shape(tile_shape, counts)
+        layout = Layout(shape, tuple(strides))
         digits = joint_digits(placement.axes, strides)
         # Nothing to reorder: at most one digit is left, and it runs alike on both sides.
         contiguous = not digits or (len(digits) == 1 and digits[0][:2] == (1, 1))
         steps = map(operator.mul, tile_shape, strides)
         return cls(
             shape=shape,
-            layout=Layout(shape, strides),
-            size=size,
+            layout=layout,
+            size=first + layout.max_index + 1,
             tile_size=grid.tile_size,
             contiguous=contiguous,
             _digits=digits[::-1],
             _origin=placement.origin,
             _steps=merged_steps(zip(counts, steps, strict=True)),
+            _first=first,
         )
 
     def start(self, position: int) -> int:
@@ -119,12 +147,12 @@ class CompactGeometry:
         Raises:
             IndexError: the selection has no such position.
         """
-        rest, slot = position, 0
+        rest, slot = position, self._first
         for count, step in self._steps:
             rest, entry = divmod(rest, count)
             slot += entry * step
         if rest:  # too large, or negative
-            raise IndexError(f"position {position} of a selection of {self.size // self.tile_size} tiles")
+            raise IndexError(f"position {position} of a selection of {self._tile_count} tiles")
         return slot
 
     def copy_in(self, tiles: Sequence[Slots], positions: Sequence[int], compact: Slots) -> None:
@@ -151,6 +179,17 @@ class CompactGeometry:
         self._check(tiles, positions, compact)
         for tile, part in self._views(tiles, self._starts(positions), compact):
             tile[...] = part
+
+    def pairs(
+        self, tiles: Sequence[Slots], positions: Sequence[int], compact: Slots
+    ) -> list[tuple[Slots, Slots]]:
+        """For each tile its slots and their places in the compact array, as two views of one shape.
+
+        Raises:
+            ValueError, IndexError: as `copy_in`.
+        """
+        self._check(tiles, positions, compact)
+        return self._views(tiles, self._starts(positions), compact)
 
     def copy_rows(
         self, slab: Slots, rows: NDArray[np.intp], positions: NDArray[np.intp], compact: Slots
@@ -296,13 +335,17 @@ class CompactGeometry:
         if len(positions) <= _FEW_TILES:
             return np.array([self.start(int(position)) for position in positions], np.int64)
         rest = np.asarray(positions, np.int64)
-        starts = np.zeros(len(rest), np.int64)
+        starts = np.full(len(rest), self._first, np.int64)
         for count, step in self._steps:
             rest, entries = np.divmod(rest, count)
             starts += entries * step
         if rest.any():
-            raise IndexError(f"a position beyond a selection of {self.size // self.tile_size} tiles")
+            raise IndexError(f"a position beyond a selection of {self._tile_count} tiles")
         return starts
+
+    @property
+    def _tile_count(self) -> int:
+        return math.prod([count for count, _ in self._steps])
 
     def _check(self, tiles: Sequence[Slots], positions: Sequence[int], compact: Slots) -> None:
         if len(tiles) != len(positions):
