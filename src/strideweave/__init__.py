@@ -14,6 +14,7 @@ from strideweave.carriers import (
 from strideweave.carriers.move import AwaitMove, MoveOperation, Transfer, move, move_async
 from strideweave.carriers.tiled_evictable import (
     LRU,
+    S3FIFO,
     AwaitProjection,
     AwaitResidency,
     KeepResident,
@@ -85,6 +86,7 @@ from strideweave.tensor import Tensor
 __all__ = [
     "CPU",
     "LRU",
+    "S3FIFO",
     "AwaitMove",
     "AwaitProjection",
     "AwaitResidency",

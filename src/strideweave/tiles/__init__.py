@@ -13,6 +13,7 @@ from strideweave.tiles.policy import (
     ResidencyPolicy,
     Streaming,
 )
+from strideweave.tiles.s3fifo import S3FIFO
 from strideweave.tiles.selection import TileSelection, TileSet
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "PolicyStatistics",
     "ResidencyPlan",
     "ResidencyPolicy",
+    "S3FIFO",
     "Streaming",
     "TileGrid",
     "TilePlacement",

@@ -13,10 +13,12 @@ from strideweave.tiles.policy import (
     Streaming,
 )
 from strideweave.tiles.residency import TileState
+from strideweave.tiles.s3fifo import S3FIFO
 from strideweave.tiles.selection import TileSelection, TileSet
 
 __all__ = [
     "LRU",
+    "S3FIFO",
     "AwaitProjection",
     "AwaitResidency",
     "KeepResident",

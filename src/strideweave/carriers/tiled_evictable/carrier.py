@@ -23,7 +23,7 @@ from strideweave.layout.int_tuple import as_integer
 from strideweave.tensor import Tensor
 from strideweave.tiles.gather import CompactGeometry
 from strideweave.tiles.grid import TileGrid
-from strideweave.tiles.policy import ResidencyPolicy
+from strideweave.tiles.policy import ResidencyPolicy, check_and_bind
 from strideweave.tiles.residency import Location, TileState
 from strideweave.tiles.selection import TileSelection, TileSet
 
@@ -495,19 +495,7 @@ def bind_policy(policy: object, grid: TileGrid, dtype: DType) -> None:
         TypeError: it has no method ``plan``, or is a class and no object.
         ValueError: it was bound to tiles of another size before.
     """
-    if policy is None:
-        return
-    if isinstance(policy, type):
-        raise TypeError(
-            f"residency_policy must be an object, found the class {policy.__name__}; call it to make one"
-        )
-    if not isinstance(policy, ResidencyPolicy) or not callable(policy.plan):
-        raise TypeError(
-            f"residency_policy must have a method plan(required, purpose), found {type(policy).__name__}"
-        )
-    bind = getattr(policy, "bind", None)
-    if bind is not None:
-        bind(grid, grid.tile_size * dtype.itemsize)
+    check_and_bind(policy, grid, grid.tile_size * dtype.itemsize, "residency_policy")
 
 
 def _check_kinds(primary: Carrier, secondary: Carrier) -> None:
