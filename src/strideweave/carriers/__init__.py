@@ -9,6 +9,10 @@ from strideweave.carriers.generic import Generic
 from strideweave.carriers.metal import Metal
 from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
 
+# What ships without a definition stays without one.
+for _plain in (CPU, Evictable, FileBacked, Generic, Metal):
+    _plain._seal()
+
 __all__ = [
     "CPU",
     "Carrier",

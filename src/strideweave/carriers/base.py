@@ -2,7 +2,8 @@
 
 Writing a carrier of your own: subclass ``Carrier`` and give ``_load_slot``, ``_store_slot``,
 ``_free_storage``, ``new_like`` and ``allocate_like``. The other hooks have defaults that fit storage which is
-not memory and does not compute.
+not memory and does not compute. Where a few blocking functions are all there is to it, ``DefinedCarrier`` in
+``strideweave.carriers.extension`` has the rest.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import numpy as np
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from strideweave.carriers.extension.definition import CarrierDefinition
     from strideweave.io.files import OpenFile
     from strideweave.layout import Layout
     from strideweave.operations.definition import Operation, OperationCapability
@@ -74,6 +76,9 @@ class Carrier(CarrierLifecycle):
     #: and a claim are refused with PendingWorkError.
     _slots_do_io: ClassVar[bool] = True
 
+    #: What ``strideweave.carriers.extension`` installs on an exact class; ``_installed`` reads it.
+    _definition: ClassVar[CarrierDefinition | None] = None
+
     def supports_storage_dtype(self, dtype: DType) -> bool:
         """Whether carriers of this class can hold ``dtype``. Answers after release too.
 
@@ -84,7 +89,8 @@ class Carrier(CarrierLifecycle):
             raise TypeError(
                 f"dtype must be a DType, found {type(dtype).__name__}; DType.from_numpy(dtype) makes one"
             )
-        return True
+        installed = self._installed()
+        return installed is None or installed.supports(self, dtype)
 
     def get_value(self, i: int) -> bool | int | float:
         """Read slot ``i`` as a Python bool, int or float.
@@ -138,6 +144,7 @@ class Carrier(CarrierLifecycle):
         Raises:
             TypeError, OverflowError, ValueError: as ``set_value`` for a value that does not fit.
         """
+        return cast("Self", self._factories().new_like(self, values, mutable, dtype))
 
     @abstractmethod
     def allocate_like(
@@ -155,6 +162,7 @@ class Carrier(CarrierLifecycle):
             TypeError: ``size`` is not an integer, or ``dtype`` no DType that this class stores.
             ValueError: ``size`` is negative.
         """
+        return cast("Self", self._factories().allocate_like(self, size, mutable, dtype, empty))
 
     # Operations
 
@@ -166,7 +174,9 @@ class Carrier(CarrierLifecycle):
             NotImplementedError: this carrier class does not run that operation.
         """
         self._require_live()
-        definition = OPERATIONS.get(name)
+        definition, installed = OPERATIONS.get(name), self._installed()
+        if definition is not None and installed is not None and installed.runs(self, name):
+            return installed.operation(definition)
         if definition is not None and definition.result == "view" and self._gives_views:
             return ViewOperation(definition, type(self))
         raise NotImplementedError(
@@ -178,10 +188,15 @@ class Carrier(CarrierLifecycle):
 
         Answers after release too. The layout-only operations need no support from a carrier.
         """
+        installed = self._installed()
         return tuple(
             capability
             for definition in OPERATIONS.values()
-            if self._gives_views and definition.result == "view" and name in (None, definition.name)
+            if name in (None, definition.name)
+            and (
+                (self._gives_views and definition.result == "view")
+                or (installed is not None and installed.runs(self, definition.name))
+            )
             for capability in definition.capabilities()
         )
 
@@ -193,7 +208,8 @@ class Carrier(CarrierLifecycle):
         """
         if not isinstance(facet_type, type):
             raise TypeError(f"facet_type must be a class, found {type(facet_type).__name__}")
-        return None
+        installed = self._installed()
+        return None if installed is None else cast("F | None", installed.facet(self, facet_type))
 
     def require_facet(self, facet_type: type[F]) -> F:
         """Give the facet of that type.
@@ -232,6 +248,23 @@ class Carrier(CarrierLifecycle):
         NotImplementedError where this carrier class cannot; nothing has changed.
         """
         raise NotImplementedError(f"{type(self).__name__} does not scatter; use a carrier in memory")
+
+    # The definition of the exact class (internal)
+
+    @classmethod
+    def _installed(cls) -> CarrierDefinition | None:
+        """The definition of this exact class, which no subclass inherits; most classes have none."""
+        definition: CarrierDefinition | None = cls.__dict__.get("_definition")
+        return definition
+
+    def _factories(self) -> CarrierDefinition:
+        """The definition that makes carriers like this one, for a class without factories of its own."""
+        installed = self._installed()
+        if installed is None or installed.storage is None:
+            raise NotImplementedError(
+                f"{type(self).__name__} has no factories and no definition with storage"
+            )
+        return installed
 
     # Storage (internal)
 

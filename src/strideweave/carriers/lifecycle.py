@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from strideweave.dtype import DType
 from strideweave.errors import ImmutableError, OwnershipError, PendingWorkError, ReleasedError
@@ -49,6 +49,9 @@ class CarrierLifecycle(Storage):
     lifecycle*.
     """
 
+    #: True on every exact class that was observed; ``strideweave.carriers.extension`` says what that means.
+    _sealed: ClassVar[bool]
+
     def __init__(self, size: int, *, dtype: DType = DType.Float32, mutable: bool = True) -> None:
         if not isinstance(dtype, DType):
             raise TypeError(
@@ -65,6 +68,18 @@ class CarrierLifecycle(Storage):
         # The runtime's one short lock: a request's cleanup relinquishes carriers, in a forked child too.
         self._lock = short_lock
         self._task_scope: TaskScope | None = None
+        self._seal()
+
+    @classmethod
+    def _seal(cls) -> None:
+        """From now on this exact class has the definition that it has, or none."""
+        if "_sealed" not in cls.__dict__:
+            with short_lock:  # who registers a definition looks and installs in one step
+                cls._sealed = True
+
+    @classmethod
+    def _is_sealed(cls) -> bool:
+        return "_sealed" in cls.__dict__
 
     def size(self) -> int:
         """Number of slots; 0 after release."""

@@ -24,12 +24,15 @@ from strideweave.carriers.move.operations import (
 from strideweave.runtime.locks import short_lock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    Pair = tuple[type[Carrier], type[Carrier]]
 
 __all__ = [
     "dispatch_move",
     "register_move_operation",
     "registered_move_operation",
+    "replace_routes",
     "unregister_move_operation",
 ]
 
@@ -151,14 +154,33 @@ def registered_move_operation(
                 _operations[key] = before
 
 
-def _add(key: tuple[type[Carrier], type[Carrier]], operation_class: type[MoveOperation]) -> None:
+def replace_routes(old: Mapping[Pair, type[MoveOperation]], new: Mapping[Pair, type[MoveOperation]]) -> None:
+    """Register the moves of a carrier's definition in place of an earlier one's, all of them or none.
+
+    Raises:
+        ValueError: a pair has a move that is not the earlier definition's; nothing has changed.
+    """
+    with short_lock:
+        for key in new:
+            if key not in old:
+                _check_vacant(key)
+        for key in old:
+            _operations.pop(key, None)
+        _operations.update(new)
+
+
+def _add(key: Pair, operation_class: type[MoveOperation]) -> None:
+    _check_vacant(key)
+    _operations[key] = operation_class
+
+
+def _check_vacant(key: Pair) -> None:
     present = _operations.get(key)
     if present is not None:
         raise ValueError(
             f"{present.__name__} is registered from {key[0].__name__} to {key[1].__name__} already; "
             "unregister it first, or use registered_move_operation with replace=True"
         )
-    _operations[key] = operation_class
 
 
 def _pair(source_class: object, destination_class: object) -> tuple[type[Carrier], type[Carrier]]:

@@ -1,5 +1,6 @@
 """Tiles of one logical array in two tiers: residency, projection and the policy that steers them."""
 
+import strideweave.carriers.tiled_evictable.definition  # noqa: F401  installs it
 from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
 from strideweave.carriers.tiled_evictable.projection import AwaitProjection
 from strideweave.carriers.tiled_evictable.residency import AwaitResidency, TiledResidencyFacet

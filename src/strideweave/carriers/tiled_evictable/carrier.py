@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TiledEvictable", "bind_policy"]
 
-F = TypeVar("F")
 H = TypeVar("H", bound="AwaitResult[Any]")
 
 RECYCLE_BYTES = 8 << 20  # primary storage kept warm for the next tiles, at the most
@@ -287,14 +286,6 @@ class TiledEvictable(DependentCarrier):
         """``evict_async(tiles).wait()``: blocks the calling thread."""
         TiledResidencyFacet(self).evict(tiles)
 
-    def facet(self, facet_type: type[F]) -> F | None:
-        """Give the ``TiledResidencyFacet`` when that is asked for, else None."""
-        found = super().facet(facet_type)
-        if found is None and issubclass(TiledResidencyFacet, facet_type):
-            # Made when asked for: kept, it and the carrier would hold each other, and tiles in memory with them.
-            return cast("F", TiledResidencyFacet(self))
-        return found
-
     # Projection
 
     def project(
@@ -340,7 +331,7 @@ class TiledEvictable(DependentCarrier):
         Raises:
             ValueError: not exactly one value for each slot.
         """
-        return self._compose(self._primary.new_like(values, mutable=mutable, dtype=dtype))
+        return super().new_like(values, mutable=mutable, dtype=dtype)
 
     def allocate_like(
         self, size: int, *, mutable: bool = True, dtype: DType | None = None, empty: bool = False
@@ -356,11 +347,7 @@ class TiledEvictable(DependentCarrier):
             raise ValueError(
                 f"this geometry has {slots} slots, not {size}; make a TiledEvictable of another grid"
             )
-        return self._compose(self._primary.allocate_like(size, mutable=mutable, dtype=dtype, empty=empty))
-
-    def supports_storage_dtype(self, dtype: DType) -> bool:
-        """Whether both tiers can hold ``dtype``."""
-        return self._primary.supports_storage_dtype(dtype) and self._secondary.supports_storage_dtype(dtype)
+        return super().allocate_like(size, mutable=mutable, dtype=dtype, empty=empty)
 
     def statistics(self) -> TiledStatistics:  # type: ignore[override]  # a record of its own, not the common one
         """A frozen record of residency, memory, work under way and traffic since construction."""
@@ -474,9 +461,11 @@ class TiledEvictable(DependentCarrier):
         self._traffic.secondary.release()
         super()._free_storage()
 
-    def _compose(self, primary: Carrier) -> Self:
+    def _compose(self, primary: Carrier, secondary: Carrier | None = None) -> Self:
+        """A carrier of this geometry around another primary tier, and an empty secondary one unless it is given."""
         grid = self._traffic.grid
-        secondary = self._secondary.allocate_like(0, mutable=True, dtype=primary.dtype())
+        if secondary is None:
+            secondary = self._secondary.allocate_like(0, mutable=True, dtype=primary.dtype())
         return type(self)(primary, secondary, grid.grid_shape, grid.tile_shape)
 
     def _tiles_at(self, location: Location) -> TileSet:

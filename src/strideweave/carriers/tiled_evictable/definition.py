@@ -1,0 +1,29 @@
+"""What ``TiledEvictable`` is, as a definition: the one shipped carrier that has one.
+
+Spec: *TiledEvictable owns one flat logical storage extent*. Its tiers are reached through what any carrier
+offers in public: they allocate, say what they run, run it, and move through the registry.
+"""
+
+from __future__ import annotations
+
+from strideweave.carriers.extension import (
+    CarrierDefinition,
+    CarrierFacet,
+    CompositeProvider,
+    register_carrier,
+)
+from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
+from strideweave.carriers.tiled_evictable.residency import TiledResidencyFacet
+
+__all__: list[str] = []
+
+register_carrier(
+    CarrierDefinition(
+        TiledEvictable,
+        storage=CompositeProvider(
+            tiers=lambda carrier: (carrier.primary, carrier.secondary),
+            compose=lambda carrier, tiers: carrier._compose(*tiers),
+        ),
+        facets=(CarrierFacet(TiledResidencyFacet),),
+    )
+)
