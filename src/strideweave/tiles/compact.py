@@ -22,6 +22,7 @@ __all__ = [
     "joint_digits",
     "merged_steps",
     "parts",
+    "row_major_strides",
 ]
 
 
@@ -54,6 +55,11 @@ def compact_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[tuple[i
         strides[axis] = size
         size *= shape[axis]
     return tuple(strides), size
+
+
+def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Give the dense strides of ``shape`` with the last axis fastest."""
+    return compact_strides(shape, range(len(shape) - 1, -1, -1))[0]
 
 
 def joint_digits(axes: Iterable[Iterable[tuple[int, int]]], strides: Sequence[int]) -> tuple[JointDigit, ...]:

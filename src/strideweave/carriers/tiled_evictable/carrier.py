@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -11,6 +12,7 @@ from strideweave.carriers.dependent import DependentCarrier, check_distinct, che
 from strideweave.carriers.lifecycle import check_slot_count
 from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.adopted import AdoptedStore
+from strideweave.carriers.tiled_evictable.gradient import check_gradient, copy_gradient, sum_gradients
 from strideweave.carriers.tiled_evictable.projection import AwaitProjection, start_projection
 from strideweave.carriers.tiled_evictable.residency import AwaitResidency, TiledResidencyFacet
 from strideweave.carriers.tiled_evictable.slabs import SlabStore
@@ -28,7 +30,7 @@ from strideweave.tiles.residency import Location, TileState
 from strideweave.tiles.selection import TileSelection, TileSet
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
     from typing import NoReturn, Self
 
     import numpy.typing as npt
@@ -446,6 +448,17 @@ class TiledEvictable(DependentCarrier):
             cleanup=leave,
         )
 
+    @contextmanager
+    def _covering(self, kind: str, ordinals: npt.NDArray[np.int64]) -> Iterator[LedgerEntry]:
+        """Cover tiles of a carrier that only the running request knows, as a residency request does."""
+        traffic = self._traffic
+        with traffic.lock:
+            entry = traffic.cover(kind, ordinals)
+        try:
+            yield entry
+        finally:
+            traffic.leave(entry)
+
     def _load_slot(self, i: int) -> bool | int | float:
         return read_slot(self, i)
 
@@ -460,6 +473,29 @@ class TiledEvictable(DependentCarrier):
         self._traffic.primary.release()
         self._traffic.secondary.release()
         super()._free_storage()
+
+    def _adopt_like(self, values: npt.NDArray[Any], dtype: DType) -> Self:
+        return self._compose(self._primary._adopt_like(values, dtype))
+
+    def _check_gradient(self, tensor: Tensor, gradient: Tensor) -> None:
+        check_gradient(self, gradient)
+
+    def _sum_gradients(self, x: Tensor, y: Tensor) -> Tensor:
+        return sum_gradients(x, y)
+
+    def _copy_gradient(self, gradient: Tensor) -> Tensor:
+        return copy_gradient(gradient)
+
+    def _fresh(self, start: Location) -> Self:
+        """Make a fresh hierarchy of the same geometry and tier kinds, both tiers empty, without a policy.
+
+        Args:
+            start: ``Location.NONE`` for tiles without a value, ``Location.IMPLICIT`` for zeros without storage.
+        """
+        fresh = self._compose(self._primary._empty_like(self.dtype()))
+        if start is Location.IMPLICIT:
+            fresh._traffic.table.begin_implicit()
+        return fresh
 
     def _compose(self, primary: Carrier, secondary: Carrier | None = None) -> Self:
         """A carrier of this geometry around another primary tier, and an empty secondary one unless it is given."""

@@ -154,6 +154,16 @@ class TileTraffic:
         self.counters.put_off.difference_update(ordinals)
         self._provisional.difference_update(ordinals)
 
+    def cover(self, kind: str, ordinals: Ordinals) -> LedgerEntry:
+        """Admit a request that changes all of these tiles, or raise with nothing changed; under the lock.
+
+        Raises:
+            TileConflictError: unfinished work needs, moves or covers one of the tiles.
+        """
+        entry = self.ledger.enter_residency(kind, ordinals, np.ones(len(ordinals), np.bool_))
+        self.keep(ordinals.tolist())
+        return entry
+
     def check_data(self, kind: str, required: Ordinals) -> None:
         """Raise what ``enter_data`` would raise now, and admit nothing."""
         with self.lock:

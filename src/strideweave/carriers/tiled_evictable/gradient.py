@@ -1,0 +1,173 @@
+"""Gradients of tiled tensors: tiled themselves, tile by tile, zeros without storage where nothing arrived.
+
+Spec: *Projection is an autograd-visible gather*. A gradient of the whole tensor never exists densely: what arrives
+for some tiles is added to a fresh tiled carrier whose other tiles are implicit zeros. Whatever moves tiles is a
+request of the carrier it belongs to, called ``backward``, and the thread that runs backward waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from strideweave.autograd.graph import Contribution
+from strideweave.carriers.array_views import gathered
+from strideweave.carriers.tiled_evictable.filling import TileWriter, start_filling
+from strideweave.layout import Layout
+from strideweave.runtime.await_result import AwaitResult
+from strideweave.tensor import Tensor
+from strideweave.tiles.compact import row_major_strides
+from strideweave.tiles.coordinates import NO_ORDINALS
+from strideweave.tiles.gather import CompactGeometry
+from strideweave.tiles.plan import RequestPlan
+from strideweave.tiles.residency import Location
+from strideweave.tiles.selection import TileSelection
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
+    from strideweave.carriers.tiled_evictable.filling import Reduction, Views
+    from strideweave.tiles.grid import TileGrid, TilePlacement
+    from strideweave.tiles.ledger import LedgerEntry
+
+    Ordinals = npt.NDArray[np.int64]
+    Flat = npt.NDArray[np.unsignedinteger]
+
+__all__ = ["TileContribution", "check_gradient", "copy_gradient", "gradient_like", "sum_gradients"]
+
+_KIND = "backward"
+
+
+def gradient_like(tensor: Tensor) -> Tensor:
+    """Make the gradient to which nothing has been added yet, every tile an implicit zero.
+
+    Args:
+        tensor: a full tiled Tensor.
+
+    Returns:
+        A full Tensor of the same dtype, Layout and offset on a fresh carrier of the same geometry and tier kinds,
+        without a policy; it does not require grad.
+    """
+    carrier = _carrier(tensor)
+    return Tensor._of(carrier._fresh(Location.IMPLICIT), tensor.offset, tensor.layout, False)
+
+
+@dataclass(frozen=True, slots=True)
+class TileContribution(Contribution):
+    """The share of a full tiled tensor that a compact cotangent of some of its tiles stands for.
+
+    Attributes:
+        tensor: the full tensor.
+        selection: which of its tiles.
+        cotangent: a Tensor of the compact shape.
+    """
+
+    tensor: Tensor
+    selection: TileSelection
+    cotangent: Tensor
+
+    def onto(self, total: Tensor | None) -> Tensor:
+        """Add the cotangent to the selected tiles of ``total``, or of a fresh gradient; waits until that is done."""
+        if total is None:
+            total = gradient_like(self.tensor)
+        start_filling(
+            _carrier(total), total, self.selection, self.cotangent, reduction="add", kind=_KIND
+        ).wait()
+        return total
+
+
+def check_gradient(carrier: TiledEvictable, gradient: Tensor) -> None:
+    """Refuse a tiled Tensor that cannot be the gradient of a full Tensor on ``carrier``.
+
+    Raises:
+        TypeError: it computes on another carrier class.
+        ValueError: its grid or tiles are others, or its Layout is not tile-footprint compatible with its carrier.
+    """
+    other = _carrier(gradient)
+    if other._traffic.grid != carrier._traffic.grid:
+        raise ValueError(
+            f"the gradient's carrier is a grid {other.grid_shape} of tiles {other.tile_shape}, the tensor's a grid "
+            f"{carrier.grid_shape} of tiles {carrier.tile_shape}; they must be the same"
+        )
+    if other._compute_class is not carrier._compute_class:
+        raise TypeError(
+            f"the gradient computes on {other._compute_class.__name__}, the tensor on "
+            f"{carrier._compute_class.__name__}; they must be the same"
+        )
+    other._place(gradient)
+
+
+def copy_gradient(gradient: Tensor) -> Tensor:
+    """Copy a tiled gradient to a fresh carrier: only its stored tiles, one after the other."""
+    fresh = gradient_like(gradient)
+    _pour(gradient, fresh, "replace")
+    return fresh
+
+
+def sum_gradients(x: Tensor, y: Tensor) -> Tensor:
+    """Add two tiled gradients of one geometry tile by tile; what is zero in both stays an implicit zero.
+
+    The sum has the Layout of ``x``.
+    """
+    total = copy_gradient(x)
+    _pour(y, total, "add")
+    return total
+
+
+def _pour(source: Tensor, target: Tensor, reduction: Reduction) -> None:
+    """Write or add the stored tiles of one full tiled Tensor to another; ``target`` is nobody else's."""
+    carrier, receiver = _carrier(source), _carrier(target)
+    traffic = carrier._traffic
+    placement, other = carrier._place(source), receiver._place(target)
+    with traffic.lock:
+        tiles = np.flatnonzero(~traffic.table.is_implicit(np.arange(traffic.grid.tile_count)))
+    if not len(tiles):
+        return
+    same = placement.axes == other.axes and placement.origin == other.origin
+    reorder = None if same else _Reordering(traffic.grid, placement, other)
+
+    def enter() -> LedgerEntry:
+        return traffic.enter_data(_KIND, RequestPlan(tiles, passing=tiles))
+
+    async def consume(wave: Ordinals, rows: list[Flat]) -> None:
+        row_of = dict(zip(wave.tolist(), rows, strict=True))
+
+        def values(ordinals: Ordinals, targets: Sequence[Flat]) -> list[Views]:
+            pairs = zip(targets, [row_of[ordinal] for ordinal in ordinals.tolist()], strict=True)
+            return [pair if reorder is None else reorder(*pair) for pair in pairs]
+
+        with receiver._covering(_KIND, wave) as covered:
+            await TileWriter(receiver, covered).write(wave, values, reduction)
+
+    async def pour(entry: LedgerEntry) -> None:
+        await traffic.stream(tiles, consume)
+        await traffic.finish_with(entry, NO_ORDINALS)
+
+    carrier._start_work(AwaitResult[None](), enter, pour).wait()
+
+
+class _Reordering:
+    """Pairs the elements of a tile in one order with those of a tile in another."""
+
+    def __init__(self, grid: TileGrid, source: TilePlacement, target: TilePlacement) -> None:
+        shape = grid.tile_shape
+        self._layout = Layout(
+            tuple(tuple(extent for extent, _ in axis) or 1 for axis in source.axes),
+            tuple(tuple(stride for _, stride in axis) or 0 for axis in source.axes),
+        )
+        self._origin = source.origin
+        one = TileSelection([[0]] * len(shape))
+        self._geometry = CompactGeometry.over(grid, target, one, row_major_strides(shape))
+
+    def __call__(self, target: Flat, source: Flat) -> Views:
+        """The views of a target row, and of a copy of a source row in an order that fits it."""
+        values: npt.NDArray[Any] = gathered(source, self._layout, self._origin)
+        return self._geometry.pairs([target], [0], values.reshape(-1))[0]
+
+
+def _carrier(tensor: Tensor) -> TiledEvictable:
+    return cast("TiledEvictable", tensor.carrier)
