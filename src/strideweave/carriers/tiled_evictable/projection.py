@@ -1,23 +1,31 @@
 """``carrier.project``: gather the tiles of a selection into one compact dense Tensor.
 
 Spec: *Project eagerly returns a completion handle for a compact Tensor*; *Gather preserves public
-TileSelection ordering*. Validation and the conflict check run on the caller's thread and change nothing when
+TileSelection ordering*; *Projection is an autograd-visible gather*. Validation and the conflict check run on the caller's thread and change nothing when
 they raise; the rest is one task in the carrier's task group.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from strideweave.autograd import is_grad_enabled
+from strideweave.autograd.graph import Node, attach
 from strideweave.carriers.base import Carrier
+from strideweave.carriers.tiled_evictable.gathering import (
+    INLINE_BYTES,
+    copy_inline,
+    copy_resident,
+    copy_streamed,
+)
+from strideweave.carriers.tiled_evictable.gradient import TileContribution
 from strideweave.carriers.tiled_evictable.traffic import Changes
 from strideweave.errors import ImmutableError, OwnershipError, ReleasedError
 from strideweave.runtime.await_result import AwaitResult
-from strideweave.runtime.workers import run_jobs
 from strideweave.tensor import Tensor
 from strideweave.tiles.coordinates import NO_ORDINALS
 from strideweave.tiles.plan import RequestPlan, plan_request
@@ -34,12 +42,7 @@ if TYPE_CHECKING:
     Ordinals = npt.NDArray[np.int64]
     Flat = npt.NDArray[np.unsignedinteger]
 
-__all__ = ["AwaitProjection", "start_projection"]
-
-_FEW_TILES = 8  # up to this many, copying tile by tile takes less time than preparing to copy them together
-INLINE_BYTES = 1 << 20  # up to this much, the loop has copied before a worker would have woken up
-_SHARED_BYTES = 32 << 20  # from here on two workers are done before one would be
-_PIECE_BYTES = 2 << 20  # what a worker copies at once then
+__all__ = ["AwaitProjection", "start_backward_projection", "start_projection"]
 
 
 class AwaitProjection(AwaitResult[Tensor]):
@@ -75,8 +78,31 @@ def start_projection(
         # A policy believes that its plans are carried out, so it is not asked for what would be refused.
         traffic.check_data("project", required)
         plan = plan_request(policy, traffic.grid, required, selection.tile_set, "projection")
-    requires_grad = tensor.requires_grad and is_grad_enabled()
-    work = _Projection(carrier, plan, geometry, destination, object(), requires_grad)
+    source = _Source(tensor, selection) if tensor.requires_grad and is_grad_enabled() else None
+    work = _Projection(carrier, plan, geometry, destination, object(), source)
+    return carrier._start_work(AwaitProjection(), work.enter, work.run, then=work.let_go)
+
+
+def start_backward_projection(
+    carrier: TiledEvictable, tensor: Tensor, selection: TileSelection
+) -> AwaitProjection:
+    """Start gathering tiles of a full cotangent for a pullback; what is an implicit zero is read as zeros.
+
+    Without a policy it leaves residency as it finds it.
+
+    Raises:
+        InvalidTileError: a selected tile has no value.
+        TileConflictError: an unfinished residency request covers one of the tiles.
+    """
+    traffic = carrier._traffic
+    required = selection.bind(traffic.grid)
+    geometry = carrier._geometry(carrier._place(tensor), selection)
+    plan = RequestPlan(required, passing=required)
+    policy = carrier.residency_policy
+    if policy is not None:
+        traffic.check_data("backward", required)
+        plan = plan_request(policy, traffic.grid, required, selection.tile_set, "backward")
+    work = _Projection(carrier, plan, geometry, None, object(), None, "backward", keeps=policy is None)
     return carrier._start_work(AwaitProjection(), work.enter, work.run, then=work.let_go)
 
 
@@ -106,6 +132,24 @@ def _check_destination(carrier: TiledEvictable, destination: Carrier, size: int)
 
 
 @dataclass(slots=True, eq=False)
+class _Source:
+    """What a projection that is differentiated goes back to."""
+
+    tensor: Tensor
+    selection: TileSelection
+    version: int = 0  # of the carrier, at the call
+
+    def node(self) -> Node:
+        """The one visible node, which refers to the source and not to the compact Tensor."""
+        saved = [(self.tensor.carrier, self.version)]
+        return Node("project", (self.tensor,), partial(_pull_back, self.tensor, self.selection), saved)
+
+
+def _pull_back(source: Tensor, selection: TileSelection, cotangent: Tensor) -> tuple[TileContribution]:
+    return (TileContribution(source, selection, cotangent),)
+
+
+@dataclass(slots=True, eq=False)
 class _Projection:
     """One projection, from its admission through the runtime's loop; it keeps its carrier alive."""
 
@@ -114,7 +158,9 @@ class _Projection:
     geometry: CompactGeometry
     destination: Carrier | None
     token: object
-    requires_grad: bool
+    source: _Source | None  # None: no node
+    kind: str = "project"
+    keeps: bool = False  # leaves residency as it finds it
 
     @property
     def traffic(self) -> TileTraffic:
@@ -129,7 +175,9 @@ class _Projection:
             self.destination._claim(self.token)
         entry: LedgerEntry | None = None
         try:
-            entry = self.traffic.enter_data("project", self.plan)
+            entry = self.traffic.enter_data(self.kind, self.plan)
+            if self.source is not None:
+                self.source.version = self.carrier.version
         finally:
             if entry is None:
                 self.let_go()
@@ -146,7 +194,7 @@ class _Projection:
         if len(plan.required) * traffic.tile_bytes > INLINE_BYTES or not traffic.has_all(plan):
             return None
         target = self._allocate() if self.destination is None else self._open_destination()
-        self._copy_inline(plan.required, np.arange(len(plan.required)), self._flat(target))
+        copy_inline(traffic, self.geometry, plan.required, np.arange(len(plan.required)), self._flat(target))
         return self._publish(target)
 
     async def run(self, entry: LedgerEntry) -> Tensor:
@@ -162,26 +210,30 @@ class _Projection:
         finally:
             if gathered is None:
                 await self.traffic.undo(entry, changes)
-        await self.traffic.finish_with(entry, self.plan.passing)
+        await self.traffic.finish_with(entry, NO_ORDINALS if self.keeps else self.plan.passing)
         return self._publish(gathered)
 
     def _publish(self, gathered: Carrier) -> Tensor:
         if self.destination is not None:
             self.destination._advance_version(self.token)
-        return Tensor(gathered, 0, self.geometry.layout, requires_grad=self.requires_grad)
+        source = self.source
+        compact = Tensor(gathered, 0, self.geometry.layout, requires_grad=source is not None)
+        return compact if source is None else attach(compact, source.node())
 
     async def _gather(self) -> Carrier:
+        traffic, geometry, required = self.traffic, self.geometry, self.plan.required
         at_hand, streamed = self._positions()
         # A read may still fail, and a failed request leaves the destination's values as they were.
         aside = self.destination is None or len(streamed)
         target = self._allocate() if aside else self._open_destination()
         compact = self._flat(target)
-        await self._copy_resident(at_hand, compact)
+        resident = required if len(at_hand) == len(required) else required[at_hand]
+        await copy_resident(traffic, geometry, resident, at_hand, compact)
         if len(streamed):
-            await self._copy_streamed(streamed, target)
+            await copy_streamed(traffic, geometry, required[streamed], streamed, target)
             if self.destination is not None:
                 target = self._open_destination()
-                await self.traffic.copy([(self._flat(target), compact)])
+                await traffic.copy([(self._flat(target), compact)])
         return target
 
     def _positions(self) -> tuple[Ordinals, Ordinals]:
@@ -205,48 +257,3 @@ class _Projection:
         if destination.size() == 0:
             destination._allocate_in_place(self.geometry.size)
         return destination
-
-    async def _copy_resident(self, positions: Ordinals, compact: Flat) -> None:
-        required = self.plan.required
-        ordinals = required if len(positions) == len(required) else required[positions]
-        nbytes = len(ordinals) * self.traffic.tile_bytes
-        if nbytes <= INLINE_BYTES:
-            self._copy_inline(ordinals, positions, compact)
-            return
-        piece = _piece_bytes(nbytes)
-        block = self.traffic.block(ordinals)
-        if block is None:
-            rows = self.traffic.rows(ordinals)
-            await run_jobs(self.geometry.jobs(rows, positions.tolist(), compact, piece))
-        else:
-            await run_jobs(self.geometry.row_jobs(*block, positions, compact, piece))
-
-    def _copy_inline(self, ordinals: Ordinals, positions: Ordinals, compact: Flat) -> None:
-        block = self.traffic.block(ordinals) if len(ordinals) > _FEW_TILES else None
-        if block is None:
-            self.geometry.copy_in(self.traffic.rows(ordinals), positions.tolist(), compact)
-        else:
-            self.geometry.copy_rows(*block, positions, compact)
-
-    async def _copy_streamed(self, positions: Ordinals, target: Carrier) -> None:
-        geometry, compact = self.geometry, self._flat(target)
-        ordinals = self.plan.required[positions]
-        position_of = dict(zip(ordinals.tolist(), positions.tolist(), strict=True))
-
-        def landing(wave: Ordinals) -> tuple[Carrier, list[int]]:
-            return target, [geometry.start(position_of[ordinal]) for ordinal in wave.tolist()]
-
-        async def consume(wave: Ordinals, rows: list[Flat]) -> None:
-            at = [position_of[ordinal] for ordinal in wave.tolist()]
-            nbytes = len(wave) * self.traffic.tile_bytes
-            if nbytes > INLINE_BYTES:
-                await run_jobs(geometry.jobs(rows, at, compact, _piece_bytes(nbytes)))
-            else:
-                geometry.copy_in(rows, at, compact)
-
-        await self.traffic.stream(ordinals, consume, landing if geometry.contiguous else None)
-
-
-def _piece_bytes(nbytes: int) -> int:
-    """How much of a copy of that size a worker takes at once."""
-    return nbytes if nbytes < _SHARED_BYTES else _PIECE_BYTES

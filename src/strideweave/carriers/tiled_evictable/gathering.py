@@ -1,0 +1,98 @@
+"""Copy the tiles of a selection into one compact array: from the primary tier, or past it.
+
+Both coroutines run in the runtime's loop, for a request that holds the tiles. Bytes move, not values.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from strideweave.runtime.workers import run_jobs
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from strideweave.carriers.base import Carrier
+    from strideweave.carriers.tiled_evictable.traffic import TileTraffic
+    from strideweave.tiles.gather import CompactGeometry
+
+    Ordinals = npt.NDArray[np.int64]
+    Flat = npt.NDArray[np.unsignedinteger]
+
+__all__ = ["INLINE_BYTES", "copy_inline", "copy_resident", "copy_streamed"]
+
+_FEW_TILES = 8  # up to this many, copying tile by tile takes less time than preparing to copy them together
+INLINE_BYTES = 1 << 20  # up to this much, the loop has copied before a worker would have woken up
+_SHARED_BYTES = 32 << 20  # from here on two workers are done before one would be
+_PIECE_BYTES = 2 << 20  # what a worker copies at once then
+
+
+async def copy_resident(
+    traffic: TileTraffic, geometry: CompactGeometry, ordinals: Ordinals, positions: Ordinals, compact: Flat
+) -> None:
+    """Copy tiles from the primary tier: in the loop when they are small together, else in worker threads.
+
+    Args:
+        traffic: the carrier's.
+        geometry: where the tiles of the selection go.
+        ordinals: the tiles to copy, resident ones.
+        positions: the position of each in the selection.
+        compact: the compact array.
+    """
+    nbytes = len(ordinals) * traffic.tile_bytes
+    if nbytes <= INLINE_BYTES:
+        copy_inline(traffic, geometry, ordinals, positions, compact)
+        return
+    piece = _piece_bytes(nbytes)
+    block = traffic.block(ordinals)
+    if block is None:
+        rows = traffic.rows(ordinals)
+        await run_jobs(geometry.jobs(rows, positions.tolist(), compact, piece))
+    else:
+        await run_jobs(geometry.row_jobs(*block, positions, compact, piece))
+
+
+def copy_inline(
+    traffic: TileTraffic, geometry: CompactGeometry, ordinals: Ordinals, positions: Ordinals, compact: Flat
+) -> None:
+    """Copy a few tiles from the primary tier at once; arguments as for ``copy_resident``."""
+    block = traffic.block(ordinals) if len(ordinals) > _FEW_TILES else None
+    if block is None:
+        geometry.copy_in(traffic.rows(ordinals), positions.tolist(), compact)
+    else:
+        geometry.copy_rows(*block, positions, compact)
+
+
+async def copy_streamed(
+    traffic: TileTraffic, geometry: CompactGeometry, ordinals: Ordinals, positions: Ordinals, target: Carrier
+) -> None:
+    """Read tiles past the primary tier, straight to their places where each is one run of slots there.
+
+    Args:
+        traffic: the carrier's.
+        geometry: where the tiles of the selection go.
+        ordinals: the tiles to read.
+        positions: the position of each in the selection.
+        target: a carrier in memory, whose first slots are the compact array.
+    """
+    compact = target._bytes().view(traffic.unit)[: geometry.size]
+    position_of = dict(zip(ordinals.tolist(), positions.tolist(), strict=True))
+
+    def landing(wave: Ordinals) -> tuple[Carrier, list[int]]:
+        return target, [geometry.start(position_of[ordinal]) for ordinal in wave.tolist()]
+
+    async def consume(wave: Ordinals, rows: list[Flat]) -> None:
+        at = [position_of[ordinal] for ordinal in wave.tolist()]
+        nbytes = len(wave) * traffic.tile_bytes
+        if nbytes > INLINE_BYTES:
+            await run_jobs(geometry.jobs(rows, at, compact, _piece_bytes(nbytes)))
+        else:
+            geometry.copy_in(rows, at, compact)
+
+    await traffic.stream(ordinals, consume, landing if geometry.contiguous else None)
+
+
+def _piece_bytes(nbytes: int) -> int:
+    """How much of a copy of that size a worker takes at once."""
+    return nbytes if nbytes < _SHARED_BYTES else _PIECE_BYTES
