@@ -1,6 +1,6 @@
 """What tiles are: grids, selections, residency plans and policies, and the copies between tiles and arrays.
 
-Nothing here knows files, carriers or tensors, and only `gather` moves bytes.
+Nothing here knows stores, carriers or tensors, and only `gather` moves bytes. A `Trace` is kept as a text file.
 """
 
 from strideweave.tiles.gather import CompactGeometry
@@ -15,12 +15,16 @@ from strideweave.tiles.policy import (
 )
 from strideweave.tiles.s3fifo import S3FIFO
 from strideweave.tiles.selection import TileSelection, TileSet
+from strideweave.tiles.trace import Trace, TraceRequest
+from strideweave.tiles.trace_recorder import TraceRecorder
+from strideweave.tiles.trace_replay import ReplayReport, replay
 
 __all__ = [
     "CompactGeometry",
     "KeepResident",
     "LRU",
     "PolicyStatistics",
+    "ReplayReport",
     "ResidencyPlan",
     "ResidencyPolicy",
     "S3FIFO",
@@ -29,4 +33,8 @@ __all__ = [
     "TilePlacement",
     "TileSelection",
     "TileSet",
+    "Trace",
+    "TraceRecorder",
+    "TraceRequest",
+    "replay",
 ]

@@ -25,6 +25,7 @@ __all__ = [
     "ResidencyPolicy",
     "Streaming",
     "check_and_bind",
+    "check_policy",
 ]
 
 
@@ -49,6 +50,20 @@ class ResidencyPolicy(Protocol):
         ...
 
 
+def check_policy(policy: object, name: str) -> None:
+    """Check what was given as a policy; None is none and fine.
+
+    Raises:
+        TypeError: it has no method ``plan``, or is a class and no object; ``name`` is what it is called.
+    """
+    if policy is None:
+        return
+    if isinstance(policy, type):
+        raise TypeError(f"{name} must be an object, found the class {policy.__name__}; call it to make one")
+    if not isinstance(policy, ResidencyPolicy) or not callable(policy.plan):
+        raise TypeError(f"{name} must have a method plan(required, purpose), found {type(policy).__name__}")
+
+
 def check_and_bind(policy: object, grid: TileGrid, tile_bytes: int, name: str) -> None:
     """Check what was given as a policy, and tell one that wants to know what its tiles are.
 
@@ -62,12 +77,7 @@ def check_and_bind(policy: object, grid: TileGrid, tile_bytes: int, name: str) -
         TypeError: it has no method ``plan``, or is a class and no object.
         ValueError: it was bound to another grid or to tiles of another size before.
     """
-    if policy is None:
-        return
-    if isinstance(policy, type):
-        raise TypeError(f"{name} must be an object, found the class {policy.__name__}; call it to make one")
-    if not isinstance(policy, ResidencyPolicy) or not callable(policy.plan):
-        raise TypeError(f"{name} must have a method plan(required, purpose), found {type(policy).__name__}")
+    check_policy(policy, name)
     bind = getattr(policy, "bind", None)
     if bind is not None:
         bind(grid, tile_bytes)

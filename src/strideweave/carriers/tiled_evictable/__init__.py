@@ -16,6 +16,9 @@ from strideweave.tiles.policy import (
 from strideweave.tiles.residency import TileState
 from strideweave.tiles.s3fifo import S3FIFO
 from strideweave.tiles.selection import TileSelection, TileSet
+from strideweave.tiles.trace import Trace, TraceRequest
+from strideweave.tiles.trace_recorder import TraceRecorder
+from strideweave.tiles.trace_replay import ReplayReport, replay
 
 __all__ = [
     "LRU",
@@ -24,6 +27,7 @@ __all__ = [
     "AwaitResidency",
     "KeepResident",
     "PolicyStatistics",
+    "ReplayReport",
     "ResidencyPlan",
     "ResidencyPolicy",
     "Streaming",
@@ -33,4 +37,8 @@ __all__ = [
     "TiledEvictable",
     "TiledResidencyFacet",
     "TiledStatistics",
+    "Trace",
+    "TraceRecorder",
+    "TraceRequest",
+    "replay",
 ]
