@@ -78,6 +78,9 @@ def test_unfinished_work_keeps_the_carrier_until_it_ends(make_model, control_mov
     del model
     assert gone() is not None
     moves.open()
-    assert (handle.wait(10).numpy() == expected).all()
+    compact = handle.wait(10)
+    assert (compact.numpy() == expected).all()
     let_the_loop_finish()
+    assert gone() is not None  # the graph of what came out of it leads to the carrier
+    del handle, compact
     assert gone() is None

@@ -1,8 +1,8 @@
 """``carrier.project``: gather the tiles of a selection into one compact dense Tensor.
 
 Spec: *Project eagerly returns a completion handle for a compact Tensor*; *Gather preserves public
-TileSelection ordering*; *Projection is an autograd-visible gather*. Validation and the conflict check run on the caller's thread and change nothing when
-they raise; the rest is one task in the carrier's task group.
+TileSelection ordering*; *Projection is an autograd-visible gather*. Validation and the conflict check run on the
+caller's thread and change nothing when they raise; the rest is one task in the carrier's task group.
 """
 
 from __future__ import annotations
