@@ -18,16 +18,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-import anyio
 import numpy as np
 
 from strideweave.carriers.move.operations import Transfer, run_transfers
 from strideweave.carriers.move.registry import dispatch_move
+from strideweave.carriers.tiled_evictable.budget import Budget, Need, make_room
+from strideweave.carriers.tiled_evictable.passages import Passage, Staging, joined
 from strideweave.carriers.tiled_evictable.statistics import TrafficCounters
 from strideweave.carriers.tiled_evictable.store import tile_rows
 from strideweave.errors import InvalidTileError
 from strideweave.runtime.locks import short_lock
+from strideweave.runtime.thread_role import waiting_is_forbidden
 from strideweave.runtime.workers import INLINE_BYTES, run_jobs
+from strideweave.tiles.coordinates import NO_ORDINALS
 from strideweave.tiles.ledger import Ledger, LedgerEntry
 from strideweave.tiles.residency import Location, ResidencyTable
 
@@ -37,7 +40,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from strideweave.carriers.base import Carrier
-    from strideweave.carriers.tiled_evictable.store import PrimaryStore, SecondaryStore
+    from strideweave.carriers.tiled_evictable.budget import Grant
+    from strideweave.carriers.tiled_evictable.store import Leftovers, PrimaryStore, SecondaryStore
     from strideweave.runtime.await_result import AwaitResult
     from strideweave.tiles.grid import TileGrid
     from strideweave.tiles.plan import RequestPlan
@@ -59,17 +63,6 @@ _BATCH_BYTES = 32 << 20
 _RELEASE_PIECE = 4 << 20  # returning more bytes than this to the system is work for a worker thread
 
 _logger = logging.getLogger("strideweave")
-
-
-class _Passage:
-    """Tiles that a request is fetching, streaming or giving up; loop thread only."""
-
-    __slots__ = ("done", "joined", "staged")
-
-    def __init__(self) -> None:
-        self.done = anyio.Event()
-        self.joined = False
-        self.staged: dict[int, TileRow] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +88,7 @@ class TileTraffic:
         secondary: where tiles lie in the secondary tier.
         classes: the exact classes of the primary and the secondary tier, for the move registry.
         start: where every tile is at the beginning.
+        memory_limit: bytes that tiles may take in memory, or None.
     """
 
     def __init__(
@@ -106,6 +100,7 @@ class TileTraffic:
         secondary: SecondaryStore,
         classes: tuple[type[Carrier], type[Carrier]],
         start: Location,
+        memory_limit: int | None = None,
     ) -> None:
         self.lock = short_lock  # what a request's cleanup touches has to be whole in a forked child
         self.grid = grid
@@ -117,9 +112,13 @@ class TileTraffic:
         self.ledger = Ledger(grid)
         self.counters = TrafficCounters()
         self.counters.note_reserved(self.table.resident_count)
+        self.counters.note_memory(self.memory_bytes)
+        self.budget: Budget | None = None
+        if memory_limit is not None:
+            self.budget = Budget(memory_limit, self.tile_bytes, self.table, self.ledger, self.counters)
         self._classes = classes
         self.unit = np.dtype(f"u{prototype.dtype().itemsize}")
-        self._passages: dict[int, _Passage] = {}
+        self._passages: dict[int, Passage] = {}
         self._provisional: set[int] = (
             set()
         )  # fetched by one request only, whose failure takes them away again
@@ -174,6 +173,9 @@ class TileTraffic:
         """Strike a request off, whatever became of it; never blocks, and a second call does nothing."""
         with self.lock:
             freed = self.ledger.leave(entry)
+            if self.budget is not None:
+                self.budget.release(entry)
+                self._wake()
             if self.ledger.is_empty:
                 self._come_to_rest()
         finish(freed)
@@ -186,8 +188,10 @@ class TileTraffic:
         """
         self._passages.clear()
         self._provisional.clear()
-        self.counters.in_flight_bytes = self.counters.staging_bytes = 0
+        self.counters.in_flight_bytes = self.counters.staging_bytes = self.counters.leaving_bytes = 0
         self.counters.reserved_tiles = self.table.resident_count
+        if self.budget is not None:
+            self.budget.come_to_rest()
 
     def require_valid(self, kind: str, ordinals: Ordinals) -> None:
         """Refuse tiles without a value; call it under the lock.
@@ -203,7 +207,145 @@ class TileTraffic:
                 f"{', '.join(map(str, missing))}; give them values first"
             )
 
+    # The memory limit
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of tiles in memory: with a place or on the way from one, kept warm, or staged. Under the lock."""
+        counters = self.counters
+        places = counters.reserved_tiles * self.tile_bytes + counters.leaving_bytes
+        return places + self.primary.recycled_bytes + counters.staging_bytes
+
+    def check_fits(self, kind: str, tiles: int, staging_bytes: int) -> None:
+        """Refuse, before any work, a request that the memory limit could never hold.
+
+        Args:
+            kind: the name of the request, for messages.
+            tiles: how many tiles it needs primary at once.
+            staging_bytes: what it has to stage besides, at the least.
+
+        Raises:
+            MemoryError: as said.
+        """
+        if self.budget is not None:
+            self.budget.check(kind, tiles, staging_bytes)
+
+    def staging_room(self, most: int, tiles: int = 0) -> int:
+        """How many bytes a request is to stage, a tile at the least and no more than a quarter of the limit.
+
+        Args:
+            most: what it could make use of.
+            tiles: how many tiles it needs primary besides.
+        """
+        if self.budget is None:
+            return most
+        limit = self.budget.limit
+        room = max(self.tile_bytes, min(limit // 4, limit - tiles * self.tile_bytes))
+        return min(most, room // self.tile_bytes * self.tile_bytes)
+
+    def check_plan(self, kind: str, plan: RequestPlan, *, in_place: bool = False) -> int:
+        """Refuse a plan that the memory limit could never hold, and say what it is to stage.
+
+        Args:
+            kind: the name of the request, for messages.
+            plan: its tiles.
+            in_place: whether tiles that stream are read to where they are wanted, so that none are staged.
+
+        Returns:
+            The bytes for ``reserve_plan``.
+
+        Raises:
+            MemoryError: as said.
+        """
+        if self.budget is None:
+            return 0
+        tiles = len(plan.staying)
+        if len(plan.extra):
+            with self.lock:
+                promoted = self.table.is_valid(plan.extra) & ~self.ledger.changing[plan.extra]
+            tiles += int(np.count_nonzero(promoted))
+        staged = 0 if in_place else len(plan.passing)
+        self.check_fits(kind, tiles, self.tile_bytes if staged else 0)
+        most = min(staged * self.tile_bytes, max(STAGING_BYTES, self.tile_bytes))
+        return self.staging_room(most, tiles) if staged else 0
+
+    async def reserve_plan(
+        self, entry: LedgerEntry, plan: RequestPlan, staging_bytes: int, changes: Changes
+    ) -> None:
+        """``reserve`` what a plan needs; tiles that it evicts early make room before others.
+
+        Raises:
+            OSError, MemoryError, RuntimeError: as ``reserve``.
+        """
+        if self.budget is not None:
+            staying = plan.staying
+            if len(plan.extra):
+                staying = np.concatenate((staying, plan.extra[np.isin(plan.extra, entry.needs)]))
+            await self.reserve(
+                entry, staying, staging_bytes, passing=plan.passing, first=plan.early, changes=changes
+            )
+
+    async def reserve(
+        self,
+        entry: LedgerEntry,
+        staying: Ordinals,
+        staging_bytes: int,
+        *,
+        passing: Ordinals | None = None,
+        first: Ordinals = NO_ORDINALS,
+        changes: Changes | None = None,
+    ) -> None:
+        """Wait until the memory limit has room for all that a request needs, and take it, until it leaves.
+
+        Requests get their turn in the order in which they ask. To make room, tiles leave that no granted request
+        holds, the least recently used first. Without a limit this returns at once.
+
+        Args:
+            entry: the request. The other tiles that it holds stay primary too from then on, where they are.
+            staying: distinct tiles, held by it, that it makes primary.
+            staging_bytes: what it stages.
+            passing: tiles that are staged if any of them is missing when it is the request's turn, and else need
+                no staging; None takes the staging in any case.
+            first: tiles to evict first.
+            changes: where to note the tiles that left, of a request whose failure is to be undone.
+
+        Raises:
+            OSError, MemoryError, RuntimeError: a tile could not be written back; it stays as it was.
+        """
+        if self.budget is not None:
+            evicted = [] if changes is None else changes.dropped
+            need = Need(entry, staying, staging_bytes, passing=passing, first=first)
+            await make_room(self, self.budget, need, evicted)
+
+    def _wake(self) -> None:
+        """Whoever waits for room looks again; not in a forked child, where nobody does."""
+        if self.budget is not None and waiting_is_forbidden():
+            self.budget.wake()
+
+    def _release_room(self, entry: LedgerEntry) -> None:
+        """A request makes no more use of what was reserved for it. Under the lock."""
+        if self.budget is not None:
+            self.budget.release(entry)
+            self._wake()
+
     # Fetching: loop thread
+
+    async def bring_all(self, entry: LedgerEntry, ordinals: Ordinals) -> None:
+        """Make every tile of a residency request primary, all or none, and leave the others as they were.
+
+        Raises:
+            OSError, MemoryError, RuntimeError: the transfer's own error.
+        """
+        changes, complete = Changes(), False
+        try:
+            await self.reserve(entry, ordinals, 0, changes=changes)
+            missing = ordinals[~self.table.is_resident(ordinals)]
+            if len(missing):
+                await self.fetch(entry, missing)
+            complete = True
+        finally:
+            if not complete and changes.dropped:
+                await self._restore(entry, changes.dropped)
 
     def has_all(self, plan: RequestPlan) -> bool:
         """Tell whether a request finds every tile resident and leaves all as it is; counts the hits then."""
@@ -214,6 +356,8 @@ class TileTraffic:
             return False
         with self.lock:
             self.counters.hits += hits
+            if self.budget is not None:
+                self.budget.touch(plan.required)
         return True
 
     async def bring(self, entry: LedgerEntry, plan: RequestPlan, changes: Changes) -> None:
@@ -243,15 +387,16 @@ class TileTraffic:
         misses = 0
         while len(todo := todo[~self.table.is_resident(todo)]):
             passages, mine = self._sort_out(todo)
-            if len(mine):
-                await self.fetch(entry, mine, changes)
-                misses += (
-                    int(np.count_nonzero(np.isin(mine, plan.required))) if len(plan.extra) else len(mine)
-                )
-            for passage in passages:
-                await passage.done.wait()
-                await self._adopt_staged(entry, passage, todo, changes)
-        self._count(misses=misses, shared=missing - misses)
+            with joined(passages, self._unstage) as arriving:
+                if len(mine):
+                    await self.fetch(entry, mine, changes)
+                    misses += (
+                        int(np.count_nonzero(np.isin(mine, plan.required))) if len(plan.extra) else len(mine)
+                    )
+                for passage in arriving:
+                    await passage.done.wait()
+                    await self._adopt_staged(entry, passage, todo, changes)
+        self.count(misses=misses, shared=missing - misses)
 
     async def fetch(self, entry: LedgerEntry, ordinals: Ordinals, changes: Changes | None = None) -> None:
         """Make missing tiles primary, all or none; ``entry`` holds them and nobody else moves them.
@@ -269,13 +414,13 @@ class TileTraffic:
                 transfers = self._transfers(self.secondary.places(stored), self.primary.places(stored))
             await self._transfer(transfers, inbound=True)
             if implicit.any():
-                zero = np.zeros(self.grid.tile_size, self.unit)
+                zero = np.broadcast_to(np.zeros(1, self.unit), self.grid.tile_size)
                 await self.copy([(row, zero) for row in self.rows(batch[implicit])])
 
         await self._promote(entry, np.sort(ordinals), fill, changes)
 
     async def _adopt_staged(
-        self, entry: LedgerEntry, passage: _Passage, todo: Ordinals, changes: Changes
+        self, entry: LedgerEntry, passage: Passage, todo: Ordinals, changes: Changes
     ) -> None:
         """Make tiles primary from rows that another request streamed, instead of reading them again."""
         wanted = [o for o in todo.tolist() if o in passage.staged and o not in self._passages]
@@ -335,7 +480,7 @@ class TileTraffic:
                     self.primary.make_room(len(batch))  # outside the lock: that is for a few plain statements
                     with self.lock:
                         self.primary.reserve(batch)
-                        self.counters.note_reserved(len(batch))
+                        self._note_places(batch, placed=True)
                     reserved += len(batch)
                     await fill(batch)
                 if complete is not None:
@@ -350,16 +495,29 @@ class TileTraffic:
                     finish(freed)
             with self.lock:
                 commit()
+                if self.budget is not None:
+                    self.budget.note_promoted(ordinals)
                 self.ledger.end_move(entry, ordinals)
                 self.counters.promotions += len(ordinals)
 
-    async def stream(self, ordinals: Ordinals, consume: Consumer, landing: Landing | None = None) -> None:
+    def _note_places(self, ordinals: Ordinals, *, placed: bool) -> None:
+        """Tiles were given a place in the primary tier, or it was taken back. Under the lock."""
+        self.counters.note_reserved(len(ordinals) if placed else -len(ordinals))
+        if self.budget is not None:
+            self.budget.note_places(ordinals, placed)
+        if placed:
+            self.counters.note_memory(self.memory_bytes)
+
+    async def stream(
+        self, entry: LedgerEntry, ordinals: Ordinals, consume: Consumer, landing: Landing | None = None
+    ) -> None:
         """Hand over the values of tiles that do not stay, wave by wave, without making them primary.
 
         Tiles that are primary by now are handed over from there.
 
         Args:
-            ordinals: distinct tiles that the calling request holds.
+            entry: the calling request.
+            ordinals: distinct tiles that it holds.
             consume: called with ordinals and one row of values for each, which are valid until it returns.
             landing: gives for tiles the carrier and the first slots where the caller wants them, if that is one
                 run of slots for each. Tiles that have to be read are then read to there, and not handed over.
@@ -387,70 +545,103 @@ class TileTraffic:
                     missed.update(landed)
                     ordinals = ordinals[~np.isin(ordinals, landed)]
                 elif len(mine):
-                    await self._read_waves(np.sort(mine), missed, hand_over)
+                    await self._read_waves(entry, np.sort(mine), missed, hand_over)
                 else:
-                    await passages[0].done.wait()
-                    staged = passages[0].staged
-                    ready = [ordinal for ordinal in ordinals.tolist() if ordinal in staged]
-                    await hand_over(np.array(ready, np.int64), [staged[ordinal] for ordinal in ready])
-        self._count(hits=at_hand, misses=len(missed), streamed=len(missed), shared=missing - len(missed))
+                    with joined(passages, self._unstage) as arriving:
+                        for passage in arriving:
+                            await passage.done.wait()
+                            ready = [ordinal for ordinal in ordinals.tolist() if ordinal in passage.staged]
+                            rows = [passage.staged[ordinal] for ordinal in ready]
+                            await hand_over(np.array(ready, np.int64), rows)
+        self.count(hits=at_hand, misses=len(missed), streamed=len(missed), shared=missing - len(missed))
 
     async def _read_in_place(self, ordinals: Ordinals, landing: Landing) -> list[int]:
         """Read missing tiles to where they are wanted; gives those that no other request has claimed."""
         landed: list[int] = []
+        lent: list[Passage] = []
         for batch in self._batches(ordinals):
             wave = self._unclaimed(batch)
             if not len(wave):
                 continue
             with self._passage(wave) as passage:
                 rows = await self._read(wave, *landing(wave))
-                if passage.joined:  # whose place this is may write to it before the others have read
-                    rows = await self._copies(rows)
+                # Whose place this is may write to it before the others have read.
+                if passage.readers and self.budget is None:
+                    rows = await self._copies(passage, rows)
+                elif passage.readers:  # no room for copies: so it is not given back before they have
+                    lent.append(passage)
                 passage.staged = dict(zip(wave.tolist(), rows, strict=True))
             landed += wave.tolist()
+        for passage in lent:
+            await passage.empty()
         return landed
 
-    async def _copies(self, rows: list[TileRow]) -> list[TileRow]:
+    async def _copies(self, passage: Passage, rows: list[TileRow]) -> list[TileRow]:
+        """Copy rows that others have joined in for, and leave the copies to them."""
         staging = self._stage(len(rows))
         try:
-            copies = list(tile_rows(staging, self.grid.tile_size))
+            passage.stage_in(staging)
+            copies = list(tile_rows(staging.carrier, self.grid.tile_size))
             await self.copy(list(zip(copies, rows, strict=True)))
         finally:
-            self._unstage(staging)  # left to those who read it
+            self._unstage(staging)
         return copies
 
-    async def _read_waves(self, ordinals: Ordinals, missed: set[int], hand_over: Consumer) -> None:
-        per_wave = min(len(ordinals), max(1, STAGING_BYTES // self.tile_bytes))
-        staging: Carrier | None = None
+    async def _read_waves(
+        self, entry: LedgerEntry, ordinals: Ordinals, missed: set[int], hand_over: Consumer
+    ) -> None:
+        grant = None if self.budget is None else self.budget.grant_of(entry)
+        most = STAGING_BYTES if grant is None else grant.staging - grant.used
+        per_wave = min(len(ordinals), max(1, most // self.tile_bytes))
+        staging: Staging | None = None
         try:
             for first in range(0, len(ordinals), per_wave):
                 wave = self._unclaimed(ordinals[first : first + per_wave])
                 if not len(wave):
                     continue
                 if staging is None:
-                    staging = self._stage(per_wave)
-                with self._passage(wave) as passage:
+                    staging = self._stage(per_wave, grant)
+                with self._passage(wave, staging) as passage:
                     size = self.grid.tile_size
-                    rows = await self._read(wave, staging, [index * size for index in range(len(wave))])
+                    starts = [index * size for index in range(len(wave))]
+                    rows = await self._read(wave, staging.carrier, starts)
                     passage.staged = dict(zip(wave.tolist(), rows, strict=True))
                 missed.update(wave.tolist())
                 await hand_over(wave, rows)
-                if passage.joined:  # somebody else still reads these rows: leave that memory to it
+                if passage.readers and grant is None:  # leave that memory to those who still read these rows
                     self._unstage(staging)
                     staging = None
+                elif passage.readers and first + per_wave < len(ordinals):  # there is room for no other
+                    await passage.empty()
         finally:
             if staging is not None:
                 self._unstage(staging)
 
-    def _stage(self, tiles: int) -> Carrier:
-        staging = self.prototype._allocate_result(tiles * self.grid.tile_size)
+    def _stage(self, tiles: int, grant: Grant | None = None) -> Staging:
+        slots, nbytes = tiles * self.grid.tile_size, tiles * self.tile_bytes
+        if self.budget is None:
+            carrier = self.prototype._allocate_result(slots)
+        else:  # in a mapping of its own, which goes back to the system
+            carrier = self.prototype.allocate_like(slots, mutable=True, empty=True)
+        staging = Staging(carrier, nbytes, grant)
         with self.lock:
-            self.counters.note_staging(tiles * self.tile_bytes)
+            self.counters.note_staging(nbytes)
+            self.counters.note_memory(self.memory_bytes)
+            if grant is not None:
+                grant.used += nbytes
         return staging
 
-    def _unstage(self, staging: Carrier) -> None:
+    def _unstage(self, staging: Staging) -> None:
+        """Staged memory has a user less; the last one gives it back."""
+        staging.users -= 1
+        if staging.users:
+            return
+        if self.budget is not None:  # an error's traceback may refer to it for long
+            staging.carrier._discard(0, staging.carrier.size())
         with self.lock:
-            self.counters.note_staging(-staging.size() * staging.dtype().itemsize)
+            self.counters.note_staging(-staging.nbytes)
+            if self.budget is not None and staging.grant is not None:
+                self.budget.unstage(staging.grant, staging.nbytes)
 
     def _unclaimed(self, ordinals: Ordinals) -> Ordinals:
         """Those tiles that no other request has made primary, or put on their way, since they were sorted out."""
@@ -477,6 +668,7 @@ class TileTraffic:
             return
         with self.lock:
             self.ledger.drop_needs(entry)
+            self._release_room(entry)
             freed = self.ledger.take_freed()
             put_off = [ordinal for ordinal in self.counters.put_off if not self.ledger.needed[ordinal]]
         finish(freed)
@@ -493,18 +685,23 @@ class TileTraffic:
             promoted = [ordinal for ordinal in changes.promoted if ordinal in self._provisional]
         finish(freed)
         await self.drop_unneeded(entry, np.array(promoted, np.int64), put_off=False)
-        gone = np.array([o for o in changes.dropped if o not in self._passages], np.int64)
+        await self._restore(entry, changes.dropped)
+        await self.finish_with(entry, NO_ORDINALS)
+
+    async def _restore(self, entry: LedgerEntry, dropped: list[int]) -> None:
+        """Make tiles primary again that a failed request has evicted, as far as nobody minds."""
+        gone = np.array([ordinal for ordinal in dropped if ordinal not in self._passages], np.int64)
         with self.lock:
             gone = gone[~self.table.is_resident(gone) & ~self.ledger.changing[gone]]
-            self.ledger.begin_move(
-                entry, gone
-            )  # under the same lock, so that no residency request takes them
+            if self.budget is not None:
+                gone = self.budget.exchange(entry, gone)
+            # Under the same lock, so that no residency request takes them.
+            self.ledger.begin_move(entry, gone)
         if len(gone):
             try:
                 await self.fetch(entry, gone)
             except BaseException as error:  # the request's own error is the one to report
                 _logger.warning("%d tiles could not be made primary again: %s", len(gone), error)
-        await self.finish_with(entry, np.empty(0, np.int64))
 
     async def drop_unneeded(
         self, entry: LedgerEntry, ordinals: Ordinals, *, put_off: bool = True
@@ -536,6 +733,7 @@ class TileTraffic:
                     self.counters.put_off.difference_update(dirty.tolist())
                     self.ledger.end_move(entry, dirty)
                     freed = self.ledger.take_freed()
+                    self._wake()
                 finish(freed)
                 _logger.warning("eviction of %d tiles failed, they stay primary: %s", len(dirty), error)
                 leaving = leaving[~np.isin(leaving, dirty)]
@@ -569,30 +767,89 @@ class TileTraffic:
                 self.counters.put_off.update(ordinals[wanted].tolist())
             self.counters.put_off.difference_update(gone.tolist())
             self.ledger.end_move(entry, ordinals[wanted])
-            self.table.commit_drop(gone)
-            self.counters.evictions += len(gone)
+            self._commit_drop(gone)
         await self._vacate(entry, gone)
         left: list[int] = gone.tolist()
         return left
+
+    def _commit_drop(self, gone: Ordinals) -> None:
+        self.table.commit_drop(gone)
+        self.counters.evictions += len(gone)
+        if self.budget is not None:
+            self.budget.note_dropped(gone)
+            self._wake()
+
+    async def displace(self, entry: LedgerEntry, victims: Ordinals) -> list[int]:
+        """Evict tiles to make room under the memory limit; ``entry`` moves them, and no granted request holds them.
+
+        Returns:
+            The tiles that left the primary tier, which are all of them.
+
+        Raises:
+            OSError, MemoryError, RuntimeError: a dirty one could not be written back, and all stay.
+        """
+        safe = False
+        try:
+            dirty = victims[self.table.is_dirty(victims)]
+            if len(dirty):
+                await self.write_back(dirty)
+            safe = True
+        finally:
+            if not safe:
+                with self.lock:
+                    self.ledger.end_move(entry, victims)
+                    freed = self.ledger.take_freed()
+                finish(freed)
+        with self.lock:
+            self._commit_drop(victims)
+            # What waiting work needs it will fetch again, and a planned eviction of it is still put off.
+            unneeded = victims[self.ledger.needed[victims] == 0].tolist()
+            self.counters.put_off.difference_update(unneeded)
+            self._provisional.difference_update(victims.tolist())
+        await self._vacate(entry, victims)
+        left: list[int] = victims.tolist()
+        return left
+
+    async def trim(self, tiles: int) -> None:
+        """Give places of so many tiles back that were kept warm."""
+        with self.lock:
+            recycled = self.primary.recycled_bytes
+            leftovers = self.primary.trim(tiles)
+            leaving = recycled - self.primary.recycled_bytes
+            self.counters.leaving_bytes += leaving
+        await self._give_back(leftovers, leaving)
+
+    async def _give_back(
+        self, leftovers: Leftovers, leaving: int, entry: LedgerEntry | None = None, ordinals: Ordinals = NO_ORDINALS
+    ) -> None:
+        """Return storage to the system, and then say so; tiles that ``entry`` moves are at rest then."""
+        try:
+            if leftovers and max(leaving, len(ordinals) * self.tile_bytes) > _RELEASE_PIECE:
+                await run_jobs([leftovers.give_back])
+            else:
+                leftovers.give_back()
+        finally:
+            with self.lock:
+                self.primary.reclaim(leftovers)
+                self.counters.leaving_bytes -= leaving
+                if entry is not None:
+                    self.ledger.end_move(entry, ordinals)
+                freed = self.ledger.take_freed()
+                self._wake()
+            finish(freed)
 
     async def _vacate(self, entry: LedgerEntry, ordinals: Ordinals) -> None:
         """Give back the places of tiles that are not primary; the tiles count as moving until then."""
         with self._passage(ordinals):
             for batch in self._batches(ordinals):
                 with self.lock:
+                    recycled = self.primary.recycled_bytes
                     leftovers = self.primary.discard(batch)
-                    self.counters.note_reserved(-len(batch))
-                try:
-                    if leftovers and len(batch) * self.tile_bytes > _RELEASE_PIECE:
-                        await run_jobs([leftovers.give_back])
-                    else:
-                        leftovers.give_back()
-                finally:
-                    with self.lock:
-                        self.primary.reclaim(leftovers)
-                        self.ledger.end_move(entry, batch)
-                        freed = self.ledger.take_freed()
-                    finish(freed)
+                    kept = self.primary.recycled_bytes - recycled
+                    leaving = max(0, len(batch) * self.tile_bytes - kept)
+                    self.counters.leaving_bytes += leaving
+                    self._note_places(batch, placed=False)
+                await self._give_back(leftovers, leaving, entry, batch)
 
     def _droppable(self, ordinals: Ordinals, put_off: bool) -> Ordinals:
         """Resident tiles that nobody holds; those that data requests need may be put off. Under the lock.
@@ -647,44 +904,44 @@ class TileTraffic:
         primary, secondary = self._classes
         operation = dispatch_move(secondary, primary) if inbound else dispatch_move(primary, secondary)
         nbytes = len(transfers) * self.tile_bytes
-        self._count(in_flight_bytes=nbytes)
+        self.count(in_flight_bytes=nbytes)
         try:
             await run_transfers(operation, transfers)
         finally:
-            self._count(in_flight_bytes=-nbytes)
+            self.count(in_flight_bytes=-nbytes)
         if inbound:
-            self._count(bytes_read=nbytes)
+            self.count(bytes_read=nbytes)
         else:
-            self._count(bytes_written=nbytes)
+            self.count(bytes_written=nbytes)
 
     def _batches(self, ordinals: Ordinals) -> Iterator[Ordinals]:
         length = min(_BATCH_TILES, max(1, _BATCH_BYTES // self.tile_bytes))
         return (ordinals[first : first + length] for first in range(0, len(ordinals), length))
 
-    def _count(self, **amounts: int) -> None:
+    def count(self, **amounts: int) -> None:
+        """Add to the running counts of these names."""
         with self.lock:
             for name, amount in amounts.items():
                 setattr(self.counters, name, getattr(self.counters, name) + amount)
 
-    def _sort_out(self, ordinals: Ordinals) -> tuple[list[_Passage], Ordinals]:
+    def _sort_out(self, ordinals: Ordinals) -> tuple[list[Passage], Ordinals]:
         """The passages that some of these tiles are on, and the tiles that are on none."""
         if not self._passages:
             return [], ordinals
-        passages: dict[_Passage, None] = {}
+        passages: dict[Passage, None] = {}
         mine: list[int] = []
         for ordinal in ordinals.tolist():
             passage = self._passages.get(ordinal)
             if passage is None:
                 mine.append(ordinal)
             else:
-                passage.joined = True
                 passages[passage] = None
         return list(passages), np.array(mine, np.int64)
 
     @contextmanager
-    def _passage(self, ordinals: Ordinals) -> Iterator[_Passage]:
+    def _passage(self, ordinals: Ordinals, staging: Staging | None = None) -> Iterator[Passage]:
         """Announce that tiles are on their way until the block ends, however it ends."""
-        passage = _Passage()
+        passage = Passage(staging)
         keys = ordinals.tolist()
         outer = {key: self._passages[key] for key in keys if key in self._passages}
         self._passages.update(dict.fromkeys(keys, passage))
