@@ -77,9 +77,9 @@ def _write(carrier: Carrier, start: int, values: NDArray[Any]) -> None:
 
 
 def _memory(carrier: Carrier) -> NDArray[Any] | None:
-    """All slots as an array of integers, so that bytes move and not values; None for a carrier in a file."""
+    """All slots as an array of the dtype, which copies bit by bit; None for a carrier in a file."""
     try:
-        return carrier._bytes().view(f"u{carrier.dtype().itemsize}")
+        return carrier._bytes().view(carrier.dtype().numpy)
     except NotImplementedError:
         return None
 
