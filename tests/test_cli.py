@@ -71,18 +71,20 @@ def test_defaults(demo):
     assert options.queries == (DEFAULT_QUERY,)
     assert options.budget == 8 << 20
     assert options.experts is None
-    assert (options.text, options.model) == (None, None)
+    assert (options.text, options.model, options.trace) == (None, None, None)
 
 
 def test_options_reach_the_job(demo, tmp_path):
     result, (options,) = demo(
         *("--query", "a", "--query", "b", "--budget", "1.5MiB", "--experts", "8", "--top", "1"),
         *("--sentences", "9", "--batch-size", "4", "--model", str(tmp_path), "--text", str(tmp_path / "t")),
+        *("--save-trace", str(tmp_path / "run.trace")),
     )
     assert result.exit_code == 0, result.output
     assert (options.queries, options.budget, options.experts) == (("a", "b"), 3 << 19, 8)
     assert (options.sentences, options.batch_size, options.top) == (9, 4, 1)
     assert (options.model, options.text) == (tmp_path, tmp_path / "t")
+    assert options.trace == tmp_path / "run.trace"
 
 
 def test_everything_asked_for_is_printed(demo):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from strideweave import LRU, Trace, replay
 from strideweave.demo.batches import Batch
 from strideweave.demo.config import EncoderConfig, weight_shapes
 from strideweave.demo.dense import DenseEncoder
@@ -177,6 +178,29 @@ async def test_the_clock_is_kept(weights, tmp_path):
     assert [sample.seconds for sample in times.samples] == sorted(sample.seconds for sample in times.samples)
     assert times.samples[-1].bytes_read == encoder.statistics().bytes_read
     encoder.release()
+
+
+async def test_the_trace_of_a_run_replays_to_its_statistics(weights, tmp_path):
+    tile_file = write_tile_file(weights, tmp_path / "tiles")
+    encoder = TiledEncoder(weights, tile_file, 40 * TILE_BYTES, trace=tmp_path / "run.trace")
+    await encoder.encode(random_batches())
+    encoder.save_trace()
+    found = encoder.statistics()
+    report = replay(Trace.load(tmp_path / "run.trace"), LRU(max_tiles=40))
+    assert (report.hits, report.misses, report.evictions) == (found.hits, found.misses, found.evictions)
+    assert report.bytes_read == found.bytes_read
+    assert report.peak_resident * TILE_BYTES == found.peak_resident_bytes
+    encoder.release()
+
+
+async def test_without_a_place_for_it_no_trace_is_written(weights, tmp_path):
+    tile_file = write_tile_file(weights, tmp_path / "tiles")
+    encoder = TiledEncoder(weights, tile_file, 40 * TILE_BYTES)
+    encoder.save_trace()
+    assert list(tmp_path.iterdir()) == [tile_file.path]
+    encoder.release()
+    with pytest.raises(FileNotFoundError, match="folder"):
+        TiledEncoder(weights, tile_file, 1 << 20, trace=tmp_path / "missing" / "run.trace")
 
 
 def test_experts_need_a_router(weights, tmp_path):

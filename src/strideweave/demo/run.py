@@ -51,6 +51,7 @@ class DemoOptions:
         batch_size: passages computed together.
         experts: feed-forward blocks a passage uses; None for the dense layer.
         top: how many passages to show for each query.
+        trace: where to write which tiles the encoding required; None writes nothing.
     """
 
     queries: tuple[str, ...] = (DEFAULT_QUERY,)
@@ -61,6 +62,7 @@ class DemoOptions:
     batch_size: int = 32
     experts: int | None = None
     top: int = 3
+    trace: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ def run_demo(
 
     Raises:
         FileNotFoundError: no model, or no text file, is where it should be.
+        OSError: the trace cannot be written.
         ImportError: the library that reads the model is missing; the message names the extra.
         ValueError: the model or the text is unusable.
     """
@@ -142,9 +145,17 @@ def run_demo(
         progress("writing the tile file", 0.0)
         tile_file = write_tile_file(weights, Path(folder) / "weights.tiles", router)
         progress("writing the tile file", 1.0)
-        encoder = TiledEncoder(weights, tile_file, options.budget, router=router, experts=options.experts)
+        encoder = TiledEncoder(
+            weights,
+            tile_file,
+            options.budget,
+            router=router,
+            experts=options.experts,
+            trace=options.trace,
+        )
         try:
             vectors = anyio.run(encoder.encode, batches, lambda share: progress("encoding", share))
+            encoder.save_trace()
             report = _report(options, weights, encoder, batches)
             report.disk_bytes, report.passages = tile_file.nbytes, len(passages)
             report.matches = _best(vectors, passages, options)

@@ -20,7 +20,7 @@ import numpy as np
 from strideweave.autograd import no_grad
 from strideweave.carriers.cpu import CPU
 from strideweave.carriers.file_backed import FileBacked
-from strideweave.carriers.tiled_evictable import LRU, TiledEvictable
+from strideweave.carriers.tiled_evictable import LRU, TiledEvictable, TraceRecorder
 from strideweave.creation import from_numpy
 from strideweave.demo.batches import passage_count
 from strideweave.demo.config import EmbeddingNames, layer_names
@@ -36,6 +36,7 @@ from strideweave.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -124,10 +125,11 @@ class TiledEncoder:
         budget: the most bytes of tiles in the primary tier.
         router: chooses the expert blocks; needed to use fewer than all.
         experts: blocks of each feed-forward layer that a passage uses; None for the dense layer.
+        trace: where ``save_trace`` writes which tiles were required; None records nothing.
 
     Raises:
         ValueError: ``experts`` without a router.
-        OSError: the file cannot be opened.
+        OSError: the file cannot be opened, or the folder of the trace does not exist.
     """
 
     def __init__(
@@ -138,6 +140,7 @@ class TiledEncoder:
         *,
         router: ExpertRouter | None = None,
         experts: int | None = None,
+        trace: Path | None = None,
     ) -> None:
         if experts is not None and router is None:
             raise ValueError(f"experts={experts} needs a router")
@@ -147,14 +150,15 @@ class TiledEncoder:
         self.peak_compact_bytes = 0
         self._file = tile_file
         self._router, self._experts = router, experts
-        self._policy = LRU(max_bytes=budget)
+        policy = LRU(max_bytes=budget)
+        self._recorder = None if trace is None else TraceRecorder(policy, trace)
         hidden = self.config.hidden
         self._carrier = TiledEvictable(
             CPU(0),
             FileBacked.open(tile_file.path, dtype=DType.Float32),
             (tile_file.rows // TILE_ROWS, 1),
             (TILE_ROWS, hidden),
-            residency_policy=self._policy,
+            residency_policy=policy if self._recorder is None else self._recorder,
         )
         self._table = Tensor(self._carrier, 0, row_major(tile_file.rows, hidden), requires_grad=False)
         self._small_bytes = 0
@@ -174,6 +178,15 @@ class TiledEncoder:
     def statistics(self) -> TiledStatistics:
         """The statistics of the tiled carrier."""
         return self._carrier.statistics()
+
+    def save_trace(self) -> None:
+        """Write which tiles were required so far to the trace file, if there is to be one.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._recorder is not None:
+            self._recorder.save()
 
     def release(self) -> None:
         """Give the primary tier back and close the file."""
