@@ -12,6 +12,7 @@ from strideweave.carriers.cpu import CPU
 from strideweave.carriers.file_backed import FileBacked
 from strideweave.carriers.move.operations import Transfer
 from strideweave.carriers.move.registry import dispatch_move
+from strideweave.carriers.tiled_evictable.budget import check_memory_limit
 from strideweave.carriers.tiled_evictable.carrier import TiledEvictable, bind_policy
 from strideweave.dtype import DType
 from strideweave.layout import Layout
@@ -39,6 +40,7 @@ def tiled(
     residency_policy: ResidencyPolicy | None = None,
     dtype: DType | None = None,
     resident: bool = True,
+    memory_limit: int | None = None,
 ) -> Tensor:
     """Cut an array into tiles and give the full Tensor over a fresh ``TiledEvictable``.
 
@@ -53,14 +55,17 @@ def tiled(
         dtype: element type; None keeps the array's.
         resident: True copies the values to a CPU primary tier, where every tile starts dirty; False writes
             them straight to the secondary tier, holding no more than a few tiles at a time.
+        memory_limit: bytes that tiles may take in memory at any instant; None is no limit. Values that do not
+            fit can only start in the secondary tier, with ``resident=False``.
 
     Returns:
         The full Tensor; ``tensor.carrier`` is the ``TiledEvictable``.
 
     Raises:
         TypeError: no DType stands for the array's dtype, ``tile_shape`` is not made of integers, ``secondary``
-            is not a Carrier of the same dtype, or the policy has no method ``plan``.
-        ValueError: the ranks differ, an extent is not a multiple of the tile's, or ``secondary`` has values.
+            is not a Carrier of the same dtype, the policy has no method ``plan``, or the limit is not an integer.
+        ValueError: the ranks differ, an extent is not a multiple of the tile's, ``secondary`` has values, or the
+            limit is less than a tile, or less than the array with ``resident=True``.
         RuntimeError: ``secondary`` is released, owned or immutable.
         OSError, MemoryError: there is no room for the values.
     """
@@ -71,6 +76,8 @@ def tiled(
             f"dtype must be a DType, found {type(chosen).__name__}; DType.from_numpy(dtype) makes one"
         )
     grid = _grid(source.shape, (tile_shape,) if isinstance(tile_shape, int) else tuple(tile_shape))
+    tile_bytes = grid.tile_size * chosen.itemsize
+    limit = check_memory_limit(memory_limit, tile_bytes, grid.tile_count * tile_bytes if resident else 0)
     bind_policy(residency_policy, grid, chosen)
     if secondary is not None:
         _check_secondary(secondary, chosen)
@@ -83,9 +90,14 @@ def tiled(
             for ordinal, tile in enumerate(_tiles(source, grid)):
                 slots[ordinal] = tile
         else:
-            _write_through(source, grid, slow)
+            _write_through(source, grid, slow, _WAVE_BYTES if limit is None else min(_WAVE_BYTES, limit))
         carrier = TiledEvictable(
-            primary, slow, grid.grid_shape, grid.tile_shape, residency_policy=residency_policy
+            primary,
+            slow,
+            grid.grid_shape,
+            grid.tile_shape,
+            residency_policy=residency_policy,
+            memory_limit=limit,
         )
         built = True
     finally:
@@ -149,10 +161,10 @@ def _tiles(source: npt.NDArray[Any], grid: TileGrid) -> Iterator[npt.NDArray[Any
         ]
 
 
-def _write_through(source: npt.NDArray[Any], grid: TileGrid, secondary: Carrier) -> None:
-    """Write the tiles of an array to an empty carrier, wave by wave."""
+def _write_through(source: npt.NDArray[Any], grid: TileGrid, secondary: Carrier, wave_bytes: int) -> None:
+    """Write the tiles of an array to an empty carrier, in waves of so many bytes or a tile."""
     dtype = secondary.dtype()
-    per_wave = min(grid.tile_count, max(1, _WAVE_BYTES // (grid.tile_size * dtype.itemsize)))
+    per_wave = min(grid.tile_count, max(1, wave_bytes // (grid.tile_size * dtype.itemsize)))
     staging = CPU(per_wave * grid.tile_size, dtype=dtype, empty=True)
     slots = staging.numpy(writable=True).reshape(-1, *grid.tile_shape)
     secondary._allocate_in_place(grid.slot_count)

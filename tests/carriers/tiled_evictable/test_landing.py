@@ -14,9 +14,9 @@ def copies(monkeypatch) -> list[int]:
     made: list[int] = []
     copy = traffic.TileTraffic._copies
 
-    async def watched(self, rows):
+    async def watched(self, passage, rows):
         made.append(len(rows))
-        return await copy(self, rows)
+        return await copy(self, passage, rows)
 
     monkeypatch.setattr(traffic.TileTraffic, "_copies", watched)
     return made

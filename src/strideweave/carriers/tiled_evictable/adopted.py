@@ -39,14 +39,15 @@ class AdoptedStore:
         carrier: a memory carrier with a slot for every slot of the grid.
         grid: the tile grid.
         recycle_bytes: the bound for the slabs.
+        exact: as for the slabs.
     """
 
-    def __init__(self, carrier: Carrier, grid: TileGrid, recycle_bytes: int) -> None:
+    def __init__(self, carrier: Carrier, grid: TileGrid, recycle_bytes: int, *, exact: bool = False) -> None:
         self._carrier = carrier
         self._tile_size = grid.tile_size
         self._rows = tile_rows(carrier, grid.tile_size)
         self._home: npt.NDArray[np.bool_] = np.ones(grid.tile_count, np.bool_)
-        self._slabs = SlabStore(carrier, grid, recycle_bytes)
+        self._slabs = SlabStore(carrier, grid, recycle_bytes, exact=exact)
         self._neighbours = page_neighbours(grid.tile_size * carrier.dtype().itemsize)
 
     @property
@@ -72,6 +73,10 @@ class AdoptedStore:
             first, last = self._widen(start, stop)
             leftovers.ranges.append((self._carrier, first * size, (last - first) * size))
         return leftovers
+
+    def trim(self, count: int) -> Leftovers:
+        """Turn warm places of the slabs cold."""
+        return self._slabs.trim(count)
 
     def _widen(self, start: int, stop: int) -> tuple[int, int]:
         """Add the neighbours that left before and share a page with a run: with its last tile a page goes back."""

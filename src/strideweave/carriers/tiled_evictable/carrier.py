@@ -12,6 +12,7 @@ from strideweave.carriers.dependent import DependentCarrier, check_distinct, che
 from strideweave.carriers.lifecycle import check_slot_count
 from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.adopted import AdoptedStore
+from strideweave.carriers.tiled_evictable.budget import check_memory_limit, warm_bytes
 from strideweave.carriers.tiled_evictable.gradient import check_gradient, copy_gradient, sum_gradients
 from strideweave.carriers.tiled_evictable.projection import AwaitProjection, start_projection
 from strideweave.carriers.tiled_evictable.residency import AwaitResidency, TiledResidencyFacet
@@ -73,12 +74,15 @@ class TiledEvictable(DependentCarrier):
         grid_shape: tiles along each axis, integers of at least 1.
         tile_shape: elements along each axis of one tile, integers of at least 1.
         residency_policy: decides what stays primary; None promotes what is required and leaves it.
+        memory_limit: bytes that tiles may take in memory at any instant, those being fetched, staged or kept warm
+            counted; least recently used tiles leave for others. None is no limit. What is projected, and
+            destinations, are the caller's and do not count.
 
     Raises:
         TypeError: a tier is no Carrier, the primary tier is not in memory, the dtypes differ, a shape is not
-            made of integers, or the policy has no method ``plan``.
+            made of integers, the policy has no method ``plan``, or the limit is not an integer.
         ValueError: the tiers are one object, both hold values, or one holds another number of values than the
-            grid has slots.
+            grid has slots; or the limit is less than a tile, or than the values that the primary tier holds.
         RuntimeError: a tier is released, owned or, where it must take values, immutable.
         NotImplementedError: no move is registered between the classes.
         MemoryError: there is no room for the bookkeeping of so many tiles.
@@ -99,12 +103,15 @@ class TiledEvictable(DependentCarrier):
         tile_shape: Iterable[int],
         *,
         residency_policy: ResidencyPolicy | None = None,
+        memory_limit: int | None = None,
     ) -> None:
         primary, secondary = check_distinct(primary, secondary)
         check_free(primary, secondary)
         _check_kinds(primary, secondary)
         grid = TileGrid(tuple(grid_shape), tuple(tile_shape))
         _starting_location(primary, secondary, grid)
+        itemsize = primary.dtype().itemsize
+        limit = check_memory_limit(memory_limit, grid.tile_size * itemsize, primary.size() * itemsize)
         classes = (type(primary), type(secondary))
         dispatch_move(*classes)
         dispatch_move(*reversed(classes))
@@ -119,11 +126,10 @@ class TiledEvictable(DependentCarrier):
         complete = False
         try:
             start = _starting_location(primary, secondary, grid)  # again: an empty tier may have been filled
-            store: PrimaryStore = (
-                AdoptedStore(primary, grid, RECYCLE_BYTES)
-                if start is Location.PRIMARY
-                else SlabStore(primary, grid, RECYCLE_BYTES)
-            )
+            kind = AdoptedStore if start is Location.PRIMARY else SlabStore
+            recycle = RECYCLE_BYTES if limit is None else warm_bytes(limit, grid.tile_size * itemsize)
+            self._recycle_bytes = min(RECYCLE_BYTES, recycle)
+            store: PrimaryStore = kind(primary, grid, self._recycle_bytes, exact=limit is not None)
             self._traffic = TileTraffic(
                 grid,
                 prototype=primary,
@@ -131,6 +137,7 @@ class TiledEvictable(DependentCarrier):
                 secondary=SecondaryStore(secondary, grid, writable=writable),
                 classes=classes,
                 start=start,
+                memory_limit=limit,
             )
             complete = True
         finally:
@@ -168,6 +175,12 @@ class TiledEvictable(DependentCarrier):
     def residency_policy(self) -> ResidencyPolicy | None:
         """The policy that was given to the constructor."""
         return self._policy
+
+    @property
+    def memory_limit(self) -> int | None:
+        """The most bytes that tiles may take in memory; None without a limit."""
+        budget = self._traffic.budget
+        return None if budget is None else budget.limit
 
     # Residency
 
@@ -254,6 +267,7 @@ class TiledEvictable(DependentCarrier):
             ValueError: its rank or a coordinate does not fit the grid.
             InvalidTileError: a tile has no value yet.
             TileConflictError: unfinished work fetches, moves or covers one of the tiles.
+            MemoryError: the set could never fit the memory limit.
         """
         return TiledResidencyFacet(self).promote_async(tiles)
 
@@ -320,6 +334,7 @@ class TiledEvictable(DependentCarrier):
             RuntimeError: the destination is owned or not publicly mutable.
             InvalidTileError: a selected tile has no value yet.
             TileConflictError: an unfinished residency request covers one of the tiles.
+            MemoryError: the tiles that are to be primary for it could never fit the memory limit.
         """
         return start_projection(self, tensor, selection, destination)
 
@@ -367,9 +382,13 @@ class TiledEvictable(DependentCarrier):
                 peak_resident_bytes=counters.peak_tiles * traffic.tile_bytes,
                 dirty_tiles=len(traffic.table.dirty()),
                 recycled_bytes=traffic.primary.recycled_bytes,
-                recycle_limit_bytes=RECYCLE_BYTES,
+                recycle_limit_bytes=self._recycle_bytes,
                 staging_bytes=counters.staging_bytes,
                 peak_staging_bytes=counters.peak_staging_bytes,
+                memory_limit_bytes=self.memory_limit,
+                memory_bytes=traffic.memory_bytes,
+                peak_memory_bytes=counters.peak_memory_bytes,
+                waiting_requests=0 if traffic.budget is None else traffic.budget.waiting,
                 in_flight_bytes=counters.in_flight_bytes,
                 pinned_tiles=int(np.count_nonzero((ledger.needed > 0) | ledger.changing | ledger.moving)),
                 pending_requests=fields["pending"],
@@ -498,11 +517,18 @@ class TiledEvictable(DependentCarrier):
         return fresh
 
     def _compose(self, primary: Carrier, secondary: Carrier | None = None) -> Self:
-        """A carrier of this geometry around another primary tier, and an empty secondary one unless it is given."""
-        grid = self._traffic.grid
+        """A carrier of this geometry around another primary tier, and an empty secondary one unless it is given.
+
+        It has the same memory limit. Values of the primary tier that do not fit start in the secondary tier.
+        """
+        grid, dtype, limit = self._traffic.grid, primary.dtype(), self.memory_limit
         if secondary is None:
-            secondary = self._secondary.allocate_like(0, mutable=True, dtype=primary.dtype())
-        return type(self)(primary, secondary, grid.grid_shape, grid.tile_shape)
+            secondary = self._secondary.allocate_like(0, mutable=True, dtype=dtype)
+        if limit is not None and primary.size() * dtype.itemsize > limit:
+            secondary.release()
+            secondary = self._secondary._adopt_like(primary._bytes().view(dtype.numpy), dtype)
+            primary = primary.allocate_like(0, mutable=primary.is_mutable(), dtype=dtype)
+        return type(self)(primary, secondary, grid.grid_shape, grid.tile_shape, memory_limit=limit)
 
     def _tiles_at(self, location: Location) -> TileSet:
         self._require_live()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from strideweave.carriers.base import Carrier
     from strideweave.carriers.tiled_evictable.traffic import TileTraffic
     from strideweave.tiles.gather import CompactGeometry
+    from strideweave.tiles.ledger import LedgerEntry
 
     Ordinals = npt.NDArray[np.int64]
     Flat = npt.NDArray[np.unsignedinteger]
@@ -65,7 +66,13 @@ def copy_inline(
 
 
 async def copy_streamed(
-    traffic: TileTraffic, geometry: CompactGeometry, ordinals: Ordinals, positions: Ordinals, target: Carrier
+    traffic: TileTraffic,
+    geometry: CompactGeometry,
+    ordinals: Ordinals,
+    positions: Ordinals,
+    target: Carrier,
+    *,
+    entry: LedgerEntry | None = None,
 ) -> None:
     """Read tiles past the primary tier, straight to their places where each is one run of slots there.
 
@@ -75,6 +82,7 @@ async def copy_streamed(
         ordinals: the tiles to read.
         positions: the position of each in the selection.
         target: a carrier in memory, whose first slots are the compact array.
+        entry: the request, which has reserved the staging; only a memory limit asks for it.
     """
     compact = target._bytes().view(traffic.unit)[: geometry.size]
     position_of = dict(zip(ordinals.tolist(), positions.tolist(), strict=True))
@@ -90,7 +98,7 @@ async def copy_streamed(
         else:
             geometry.copy_in(rows, at, compact)
 
-    await traffic.stream(ordinals, consume, landing if geometry.contiguous else None)
+    await traffic.stream(ordinals, consume, landing if geometry.contiguous else None, entry=entry)
 
 
 def _piece_bytes(nbytes: int) -> int:

@@ -80,7 +80,7 @@ def start_projection(
         plan = plan_request(policy, traffic.grid, required, selection.tile_set, "projection")
     source = _Source(tensor, selection) if tensor.requires_grad and is_grad_enabled() else None
     work = _Projection(carrier, plan, geometry, destination, object(), source)
-    return carrier._start_work(AwaitProjection(), work.enter, work.run, then=work.let_go)
+    return _start(work)
 
 
 def start_backward_projection(
@@ -103,7 +103,13 @@ def start_backward_projection(
         traffic.check_data("backward", required)
         plan = plan_request(policy, traffic.grid, required, selection.tile_set, "backward")
     work = _Projection(carrier, plan, geometry, None, object(), None, "backward", keeps=policy is None)
-    return carrier._start_work(AwaitProjection(), work.enter, work.run, then=work.let_go)
+    return _start(work)
+
+
+def _start(work: _Projection) -> AwaitProjection:
+    """Refuse what the memory limit could never hold; else admit the request and start its task."""
+    work.staging = work.traffic.check_plan(work.kind, work.plan, in_place=work.geometry.contiguous)
+    return work.carrier._start_work(AwaitProjection(), work.enter, work.run, then=work.let_go)
 
 
 def _check_destination(carrier: TiledEvictable, destination: Carrier, size: int) -> None:
@@ -161,6 +167,7 @@ class _Projection:
     source: _Source | None  # None: no node
     kind: str = "project"
     keeps: bool = False  # leaves residency as it finds it
+    staging: int = 0  # bytes to reserve for tiles that stream
 
     @property
     def traffic(self) -> TileTraffic:
@@ -205,8 +212,9 @@ class _Projection:
         changes = Changes()
         gathered: Carrier | None = None
         try:
+            await self.traffic.reserve_plan(entry, self.plan, self.staging, changes)
             await self.traffic.bring(entry, self.plan, changes)
-            gathered = await self._gather()
+            gathered = await self._gather(entry)
         finally:
             if gathered is None:
                 await self.traffic.undo(entry, changes)
@@ -220,7 +228,7 @@ class _Projection:
         compact = Tensor(gathered, 0, self.geometry.layout, requires_grad=source is not None)
         return compact if source is None else attach(compact, source.node())
 
-    async def _gather(self) -> Carrier:
+    async def _gather(self, entry: LedgerEntry) -> Carrier:
         traffic, geometry, required = self.traffic, self.geometry, self.plan.required
         at_hand, streamed = self._positions()
         # A read may still fail, and a failed request leaves the destination's values as they were.
@@ -230,7 +238,7 @@ class _Projection:
         resident = required if len(at_hand) == len(required) else required[at_hand]
         await copy_resident(traffic, geometry, resident, at_hand, compact)
         if len(streamed):
-            await copy_streamed(traffic, geometry, required[streamed], streamed, target)
+            await copy_streamed(traffic, geometry, required[streamed], streamed, target, entry=entry)
             if self.destination is not None:
                 target = self._open_destination()
                 await traffic.copy([(self._flat(target), compact)])

@@ -53,6 +53,7 @@ class TiledResidencyFacet:
         """Start making every tile of a set primary; see ``TiledEvictable.promote_async``."""
         ordinals = self._bind(tiles)
         traffic = self._carrier._traffic
+        traffic.check_fits("promote_async", len(ordinals), 0)
 
         def enter() -> LedgerEntry:
             entry = traffic.ledger.enter_residency("promote_async", ordinals, self._missing(ordinals))
@@ -65,6 +66,7 @@ class TiledResidencyFacet:
             traffic.ledger.check_residency("promote_async", ordinals, missing)
             if not missing.any():
                 traffic.keep(ordinals.tolist())
+                traffic.touch(ordinals)
                 return AwaitResidency.completed(None)
         return self._carrier._start_work(AwaitResidency(), enter, partial(self._promote, ordinals))
 
@@ -110,9 +112,7 @@ class TiledResidencyFacet:
         return traffic.table.is_resident(ordinals) | (traffic.ledger.needed[ordinals] > 0)
 
     async def _promote(self, ordinals: Ordinals, entry: LedgerEntry) -> None:
-        missing = ordinals[self._missing(ordinals)]
-        if len(missing):
-            await self._carrier._traffic.fetch(entry, missing)
+        await self._carrier._traffic.bring_all(entry, ordinals)
 
     async def _evict(self, ordinals: Ordinals, entry: LedgerEntry) -> None:
         traffic = self._carrier._traffic

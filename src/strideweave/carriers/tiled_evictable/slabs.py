@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strideweave.carriers.base import Carrier
 from strideweave.carriers.tiled_evictable.store import (
     Leftovers,
     page_neighbours,
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from strideweave.carriers.base import Carrier
     from strideweave.tiles.grid import TileGrid
 
     Ordinals = npt.NDArray[np.int64]
@@ -63,13 +63,17 @@ class SlabStore:
         prototype: an empty carrier of the primary tier's kind, which allocates the slabs.
         grid: the tile grid.
         recycle_bytes: how many bytes may stay warm without a tile in them.
+        exact: allocate tile by tile where a carrier cannot give back pages out of the middle of its memory.
     """
 
-    def __init__(self, prototype: Carrier, grid: TileGrid, recycle_bytes: int) -> None:
+    def __init__(
+        self, prototype: Carrier, grid: TileGrid, recycle_bytes: int, *, exact: bool = False
+    ) -> None:
         self._prototype = prototype
         self._tile_size = grid.tile_size
         self._tile_bytes = tile_bytes = grid.tile_size * prototype.dtype().itemsize
-        self._per_slab = max(1, SLAB_BYTES // tile_bytes)
+        whole = exact and type(prototype)._discard is Carrier._discard
+        self._per_slab = 1 if whole else max(1, SLAB_BYTES // tile_bytes)
         self._page_bytes = _page_bytes(tile_bytes)
         self._most_warm = recycle_bytes // self._page_bytes
         self._neighbours = page_neighbours(tile_bytes)
@@ -129,6 +133,11 @@ class SlabStore:
         surplus = max(0, len(free) - self._most_warm)
         self._warm = free[surplus:]
         return self._chill(free[:surplus])
+
+    def trim(self, count: int) -> Leftovers:
+        """Turn so many warm places cold, the coldest first; their pages are left over."""
+        chilled, self._warm = self._warm[:count], self._warm[count:]
+        return self._chill(chilled)
 
     def reclaim(self, leftovers: Leftovers) -> None:
         """The places are cold now: usable, at the price of page faults."""

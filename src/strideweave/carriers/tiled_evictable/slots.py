@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strideweave.carriers.tiled_evictable.store import note_change
+from strideweave.carriers.tiled_evictable.traffic import Changes
 from strideweave.runtime.await_result import AwaitResult
 from strideweave.runtime.thread_role import waiting_is_forbidden
 from strideweave.tiles.coordinates import NO_ORDINALS
@@ -70,6 +71,7 @@ def write_slot(carrier: TiledEvictable, slot: int, value: npt.NDArray[Any]) -> N
         traffic.rows_locked(at)[0][within] = bits
         note_change(next(iter(traffic.primary.places(at)))[0])
         traffic.table.commit_write(ordinal)
+        traffic.touch(at)
 
     with traffic.lock:
         traffic.require_valid("a write", at)
@@ -88,8 +90,7 @@ def write_slot(carrier: TiledEvictable, slot: int, value: npt.NDArray[Any]) -> N
         return traffic.ledger.enter_residency("write", at, np.ones(1, np.bool_))
 
     async def fetch_and_store(entry: LedgerEntry) -> None:
-        if traffic.table.location(ordinal) is not Location.PRIMARY:
-            await traffic.fetch(entry, at)
+        await traffic.bring_all(entry, at)
         with traffic.lock:
             store()
 
@@ -111,6 +112,7 @@ def read_slots(carrier: TiledEvictable, start: int, slots: int) -> npt.NDArray[A
     flat = values.view(f"u{carrier.dtype().itemsize}")
     tiles = np.arange(start // size, (start + slots - 1) // size + 1)
     plan = RequestPlan(tiles, passing=tiles)
+    staging = traffic.check_plan("a read", plan)
 
     async def consume(wave: Ordinals, rows: list[npt.NDArray[np.unsignedinteger]]) -> None:
         pairs = []
@@ -122,7 +124,14 @@ def read_slots(carrier: TiledEvictable, start: int, slots: int) -> npt.NDArray[A
         await traffic.copy(pairs)
 
     async def read(entry: LedgerEntry) -> None:
-        await traffic.stream(tiles, consume)
+        changes, complete = Changes(), False
+        try:
+            await traffic.reserve_plan(entry, plan, staging, changes)
+            await traffic.stream(tiles, consume, entry=entry)
+            complete = True
+        finally:
+            if not complete:
+                await traffic.undo(entry, changes)
         await traffic.finish_with(entry, NO_ORDINALS)
 
     carrier._start_work(AwaitResult(), partial(traffic.enter_data, "read", plan), read).wait()

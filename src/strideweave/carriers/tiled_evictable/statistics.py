@@ -29,6 +29,8 @@ class TrafficCounters:
     staging_bytes: int = 0
     peak_staging_bytes: int = 0
     in_flight_bytes: int = 0
+    leaving_bytes: int = 0  # of places whose pages are on their way back to the system
+    peak_memory_bytes: int = 0
     put_off: set[int] = field(default_factory=set)
 
     def note_reserved(self, tiles: int) -> None:
@@ -40,6 +42,10 @@ class TrafficCounters:
         """Staging memory was taken or given back."""
         self.staging_bytes += nbytes
         self.peak_staging_bytes = max(self.peak_staging_bytes, self.staging_bytes)
+
+    def note_memory(self, nbytes: int) -> None:
+        """So much memory is in use for tiles."""
+        self.peak_memory_bytes = max(self.peak_memory_bytes, nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,11 @@ class TiledStatistics:
         recycle_limit_bytes: the bound of ``recycled_bytes``.
         staging_bytes: bytes held right now for tiles that stream past the primary tier.
         peak_staging_bytes: the largest value ``staging_bytes`` ever had.
+        memory_limit_bytes: the hard limit of ``memory_bytes``; None without one.
+        memory_bytes: bytes of tiles in memory: ``resident_bytes``, ``recycled_bytes``, ``staging_bytes``, and
+            places whose pages are on their way back to the system.
+        peak_memory_bytes: the largest value ``memory_bytes`` ever had.
+        waiting_requests: requests that wait until the limit has room for them; they hold no memory.
         in_flight_bytes: bytes that transfers under way are moving.
         pinned_tiles: tiles that unfinished requests need, cover or move.
         pending_requests: requests that are not terminal.
@@ -83,6 +94,10 @@ class TiledStatistics:
     recycle_limit_bytes: int
     staging_bytes: int
     peak_staging_bytes: int
+    memory_limit_bytes: int | None
+    memory_bytes: int
+    peak_memory_bytes: int
+    waiting_requests: int
     in_flight_bytes: int
     pinned_tiles: int
     pending_requests: int

@@ -75,6 +75,9 @@ class PrimaryStore(Protocol):
     def discard(self, ordinals: Ordinals) -> Leftovers:
         """Take the places of tiles back; what is to be returned to the system is the caller's to do."""
 
+    def trim(self, count: int) -> Leftovers:
+        """Keep so many places fewer for the next tiles; as ``discard`` for what is to be returned."""
+
     def reclaim(self, leftovers: Leftovers) -> None:
         """The pages of ``leftovers`` went back; their places may be used again."""
 

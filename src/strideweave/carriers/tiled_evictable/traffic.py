@@ -133,7 +133,8 @@ class TileTraffic:
             TileConflictError: a required tile is covered by an unfinished residency request.
         """
         with self.lock:
-            self.require_valid(kind, plan.required)
+            if plan.reads:
+                self.require_valid(kind, plan.required)
             held = plan.required
             if len(plan.extra) or len(plan.retain):
                 changing = self.ledger.changing
@@ -163,10 +164,11 @@ class TileTraffic:
         self.keep(ordinals.tolist())
         return entry
 
-    def check_data(self, kind: str, required: Ordinals) -> None:
+    def check_data(self, kind: str, required: Ordinals, *, reads: bool = True) -> None:
         """Raise what ``enter_data`` would raise now, and admit nothing."""
         with self.lock:
-            self.require_valid(kind, required)
+            if reads:
+                self.require_valid(kind, required)
             self.ledger.check_data(kind, required)
 
     def leave(self, entry: LedgerEntry) -> None:
@@ -317,6 +319,11 @@ class TileTraffic:
             need = Need(entry, staying, staging_bytes, passing=passing, first=first)
             await make_room(self, self.budget, need, evicted)
 
+    def touch(self, ordinals: Ordinals) -> None:
+        """Tiles were used, which counts under a memory limit only. Under the lock."""
+        if self.budget is not None:
+            self.budget.touch(ordinals)
+
     def _wake(self) -> None:
         """Whoever waits for room looks again; not in a forked child, where nobody does."""
         if self.budget is not None and waiting_is_forbidden():
@@ -356,8 +363,7 @@ class TileTraffic:
             return False
         with self.lock:
             self.counters.hits += hits
-            if self.budget is not None:
-                self.budget.touch(plan.required)
+            self.touch(plan.required)
         return True
 
     async def bring(self, entry: LedgerEntry, plan: RequestPlan, changes: Changes) -> None:
@@ -373,7 +379,7 @@ class TileTraffic:
         """
         if len(plan.early):
             changes.dropped += await self.drop_unneeded(entry, plan.early)
-        todo = plan.staying
+        todo = plan.staying if plan.reads else NO_ORDINALS
         resident = self.table.is_resident(todo)
         hits = int(np.count_nonzero(resident))
         with self.lock:
@@ -383,16 +389,15 @@ class TileTraffic:
             return
         todo = todo[~resident]
         if len(plan.extra):  # a planned tile that the request does not hold was invalid or is somebody else's
-            todo = np.concatenate((todo, plan.extra[np.isin(plan.extra, entry.needs)]))
-        misses = 0
+            held = np.isin(plan.extra, entry.needs) & self.table.is_valid(plan.extra)
+            todo = np.concatenate((todo, plan.extra[held]))
+        misses, counted = 0, plan.required if plan.reads else NO_ORDINALS
         while len(todo := todo[~self.table.is_resident(todo)]):
             passages, mine = self._sort_out(todo)
             with joined(passages, self._unstage) as arriving:
                 if len(mine):
                     await self.fetch(entry, mine, changes)
-                    misses += (
-                        int(np.count_nonzero(np.isin(mine, plan.required))) if len(plan.extra) else len(mine)
-                    )
+                    misses += int(np.count_nonzero(np.isin(mine, counted))) if len(plan.extra) else len(mine)
                 for passage in arriving:
                     await passage.done.wait()
                     await self._adopt_staged(entry, passage, todo, changes)
@@ -509,18 +514,23 @@ class TileTraffic:
             self.counters.note_memory(self.memory_bytes)
 
     async def stream(
-        self, entry: LedgerEntry, ordinals: Ordinals, consume: Consumer, landing: Landing | None = None
+        self,
+        ordinals: Ordinals,
+        consume: Consumer,
+        landing: Landing | None = None,
+        *,
+        entry: LedgerEntry | None = None,
     ) -> None:
         """Hand over the values of tiles that do not stay, wave by wave, without making them primary.
 
         Tiles that are primary by now are handed over from there.
 
         Args:
-            entry: the calling request.
-            ordinals: distinct tiles that it holds.
+            ordinals: distinct tiles that the calling request holds.
             consume: called with ordinals and one row of values for each, which are valid until it returns.
             landing: gives for tiles the carrier and the first slots where the caller wants them, if that is one
                 run of slots for each. Tiles that have to be read are then read to there, and not handed over.
+            entry: the calling request, which has reserved its staging; only a memory limit asks for it.
         """
         at_hand = int(np.count_nonzero(self.table.is_resident(ordinals) | self.table.is_implicit(ordinals)))
         missing = len(ordinals) - at_hand
@@ -588,7 +598,7 @@ class TileTraffic:
         return copies
 
     async def _read_waves(
-        self, entry: LedgerEntry, ordinals: Ordinals, missed: set[int], hand_over: Consumer
+        self, entry: LedgerEntry | None, ordinals: Ordinals, missed: set[int], hand_over: Consumer
     ) -> None:
         grant = None if self.budget is None else self.budget.grant_of(entry)
         most = STAGING_BYTES if grant is None else grant.staging - grant.used
@@ -618,17 +628,10 @@ class TileTraffic:
                 self._unstage(staging)
 
     def _stage(self, tiles: int, grant: Grant | None = None) -> Staging:
-        slots, nbytes = tiles * self.grid.tile_size, tiles * self.tile_bytes
-        if self.budget is None:
-            carrier = self.prototype._allocate_result(slots)
-        else:  # in a mapping of its own, which goes back to the system
-            carrier = self.prototype.allocate_like(slots, mutable=True, empty=True)
-        staging = Staging(carrier, nbytes, grant)
-        with self.lock:
-            self.counters.note_staging(nbytes)
-            self.counters.note_memory(self.memory_bytes)
-            if grant is not None:
-                grant.used += nbytes
+        staging = Staging(self.stage_slots(tiles * self.grid.tile_size), tiles * self.tile_bytes, grant)
+        if grant is not None:
+            with self.lock:
+                grant.used += staging.nbytes
         return staging
 
     def _unstage(self, staging: Staging) -> None:
@@ -636,12 +639,29 @@ class TileTraffic:
         staging.users -= 1
         if staging.users:
             return
-        if self.budget is not None:  # an error's traceback may refer to it for long
-            staging.carrier._discard(0, staging.carrier.size())
-        with self.lock:
-            self.counters.note_staging(-staging.nbytes)
-            if self.budget is not None and staging.grant is not None:
+        self.unstage(staging.carrier)
+        if self.budget is not None and staging.grant is not None:
+            with self.lock:
                 self.budget.unstage(staging.grant, staging.nbytes)
+
+    def stage_slots(self, slots: int) -> Carrier:
+        """Take memory on the compute class that counts as staging until ``unstage``; reserve it before."""
+        if self.budget is None:
+            carrier = self.prototype._allocate_result(slots)
+        else:  # in a mapping of its own, which goes back to the system
+            carrier = self.prototype.allocate_like(slots, mutable=True, empty=True)
+        with self.lock:
+            self.counters.note_staging(slots * carrier.dtype().itemsize)
+            self.counters.note_memory(self.memory_bytes)
+        return carrier
+
+    def unstage(self, carrier: Carrier) -> None:
+        """Give staged memory back, which nobody reads any more."""
+        slots = carrier.size()
+        if self.budget is not None:  # an error's traceback may refer to it for long
+            carrier._discard(0, slots)
+        with self.lock:
+            self.counters.note_staging(-slots * carrier.dtype().itemsize)
 
     def _unclaimed(self, ordinals: Ordinals) -> Ordinals:
         """Those tiles that no other request has made primary, or put on their way, since they were sorted out."""
@@ -820,7 +840,11 @@ class TileTraffic:
         await self._give_back(leftovers, leaving)
 
     async def _give_back(
-        self, leftovers: Leftovers, leaving: int, entry: LedgerEntry | None = None, ordinals: Ordinals = NO_ORDINALS
+        self,
+        leftovers: Leftovers,
+        leaving: int,
+        entry: LedgerEntry | None = None,
+        ordinals: Ordinals = NO_ORDINALS,
     ) -> None:
         """Return storage to the system, and then say so; tiles that ``entry`` moves are at rest then."""
         try:
