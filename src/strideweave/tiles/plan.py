@@ -37,6 +37,8 @@ class RequestPlan(NamedTuple):
             do so anyway.
         early: tiles that the request does not need and that are evicted before anything is fetched, so that
             a policy's bound holds at every instant.
+        reads: False for a request that only holds the required tiles, which need no value then: what the policy
+            promotes of them is extra.
     """
 
     required: Ordinals
@@ -44,6 +46,7 @@ class RequestPlan(NamedTuple):
     extra: Ordinals = NO_ORDINALS
     retain: Ordinals = NO_ORDINALS
     early: Ordinals = NO_ORDINALS
+    reads: bool = True
 
     @property
     def staying(self) -> Ordinals:
@@ -60,7 +63,13 @@ class RequestPlan(NamedTuple):
 
 
 def plan_request(
-    policy: ResidencyPolicy | None, grid: TileGrid, required: Ordinals, tiles: TileSet, purpose: str
+    policy: ResidencyPolicy | None,
+    grid: TileGrid,
+    required: Ordinals,
+    tiles: TileSet,
+    purpose: str,
+    *,
+    reads: bool = True,
 ) -> RequestPlan:
     """Ask the policy, check its answer and sort it by what the request has to do.
 
@@ -72,13 +81,14 @@ def plan_request(
         required: the ordinals that the request needs, in its own order.
         tiles: the same tiles as a set, for the policy.
         purpose: ``"operation"``, ``"projection"``, ``"scatter"`` or ``"backward"``.
+        reads: whether the request reads the required tiles.
 
     Raises:
         TypeError: the policy returned something other than a ResidencyPlan.
         ValueError: the plan names tiles that are not in the grid.
     """
     if policy is None:
-        return RequestPlan(required)
+        return RequestPlan(required, reads=reads)
     answer: object = policy.plan(tiles, purpose)
     if not isinstance(answer, ResidencyPlan):
         raise TypeError(
@@ -91,8 +101,11 @@ def plan_request(
         for part in (answer.promote, answer.retain, answer.evict)
     )
     passing, early = (required, evict) if answer.evict is tiles else _split(evict, required)
-    _, extra = _split(promote, required)
-    return RequestPlan(required, passing=passing, extra=extra, retain=retain, early=early)
+    if reads:
+        _, extra = _split(promote, required)
+    else:
+        extra = required if answer.promote is tiles else promote
+    return RequestPlan(required, passing=passing, extra=extra, retain=retain, early=early, reads=reads)
 
 
 def _split(tiles: Ordinals, required: Ordinals) -> tuple[Ordinals, Ordinals]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -12,10 +12,12 @@ from strideweave.carriers.dependent import DependentCarrier, check_distinct, che
 from strideweave.carriers.lifecycle import check_slot_count
 from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.adopted import AdoptedStore
+from strideweave.carriers.tiled_evictable.assignment import start_assignment
 from strideweave.carriers.tiled_evictable.budget import check_memory_limit, warm_bytes
 from strideweave.carriers.tiled_evictable.gradient import check_gradient, copy_gradient, sum_gradients
 from strideweave.carriers.tiled_evictable.projection import AwaitProjection, start_projection
 from strideweave.carriers.tiled_evictable.residency import AwaitResidency, TiledResidencyFacet
+from strideweave.carriers.tiled_evictable.scatter import start_scatter
 from strideweave.carriers.tiled_evictable.slabs import SlabStore
 from strideweave.carriers.tiled_evictable.slots import read_slot, read_slots, write_slot
 from strideweave.carriers.tiled_evictable.statistics import TiledStatistics
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from strideweave.carriers.base import Carrier
+    from strideweave.carriers.move.request import AwaitMove
     from strideweave.dtype import DType
     from strideweave.runtime.await_result import AwaitResult
     from strideweave.tiles.grid import TilePlacement
@@ -339,6 +342,77 @@ class TiledEvictable(DependentCarrier):
         return start_projection(self, tensor, selection, destination)
 
     # The common surface
+    # Scatter and whole writes
+
+    def scatter(  # type: ignore[override]  # the asynchronous counterpart of project, not the write of plain carriers
+        self,
+        compact: Tensor,
+        template: Tensor,
+        selection: TileSelection,
+        reduction: Literal["replace", "add"] = "replace",
+    ) -> AwaitMove:
+        """Start making a fresh full Tensor with the values of a compact one at the selected tiles.
+
+        The result has the shape, Layout, dtype, geometry and tier kinds of ``template``, on a fresh carrier without
+        a policy. Its selected tiles are valid, dirty and primary, the others have no value; its version is 1.
+        Neither input changes. ``"replace"`` keeps every bit of ``compact`` and reads nothing of ``template``;
+        ``"add"`` adds as the operation ``add`` does, promotes the tiles of ``template`` that are missing and leaves
+        them there. With a policy, that decides; its purpose is ``"scatter"``.
+
+        Until the request is terminal, ``compact``'s carrier belongs to it: it may be read and nothing else.
+
+        The gradient of ``compact`` is the cotangent at the selected tiles. So is that of a template that was added
+        to; one that was replaced gets none.
+
+        Spec: *Scatter is the asynchronous projection counterpart*; *Scatter participates in autograd*.
+
+        Args:
+            compact: a Tensor on a carrier of the compute class, with the shape that ``project`` would give and any
+                Layout.
+            template: a full Tensor backed by this very carrier, its Layout tile-footprint compatible.
+            selection: which tiles, axis by axis.
+            reduction: ``"replace"`` or ``"add"``.
+
+        Returns:
+            The handle; ``wait()`` or ``await`` gives the full Tensor, the same object each time.
+
+        Raises:
+            ReleasedError: this carrier or compact's was released.
+            TypeError: not a Tensor, a compact one of another class or dtype, a template of another carrier, or
+                not a TileSelection.
+            ValueError: the template's Layout is not tile-footprint compatible, the selection does not fit the grid,
+                compact has another shape, or there is no such reduction.
+            OwnershipError: compact's carrier is owned by a composite or an unfinished request.
+            InvalidTileError: a tile that is added to has no value yet.
+            TileConflictError: an unfinished residency request or write covers one of the tiles.
+        """
+        return start_scatter(self, compact, template, selection, reduction)
+
+    def assign(self, compact: Tensor, tensor: Tensor, selection: TileSelection) -> AwaitResult[None]:
+        """Start giving the selected tiles of a full Tensor new values in place, all of them or none.
+
+        It is one public write of whole tiles, such as the step of an optimizer: the version advances once, a graph
+        that saved the tensor becomes stale, and nothing is differentiated. Afterwards the tiles are valid, dirty
+        and primary, wherever and whatever they were before; nothing is fetched for it and no policy is asked.
+
+        Until the request is terminal, ``compact``'s carrier belongs to it: it may be read and nothing else.
+
+        Args:
+            compact: the values, as for ``scatter``.
+            tensor: a full Tensor backed by this very carrier, its Layout tile-footprint compatible.
+            selection: which tiles, axis by axis.
+
+        Returns:
+            The handle, whose value is None.
+
+        Raises:
+            ReleasedError: this carrier or compact's was released.
+            OwnershipError, ImmutableError: this carrier refuses public writes, or compact's is owned.
+            TypeError, ValueError: as ``scatter``.
+            TileConflictError: unfinished work needs, moves or covers one of the tiles.
+        """
+        return start_assignment(self, compact, tensor, selection)
+
 
     def new_like(self, values: Iterable[Any], *, mutable: bool = True, dtype: DType | None = None) -> Self:
         """Make a fresh carrier of the same geometry and tier kinds whose primary tier holds ``values``.

@@ -24,6 +24,7 @@ from strideweave.tiles.gather import CompactGeometry
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from strideweave.carriers.base import Carrier
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
     from strideweave.carriers.tiled_evictable.traffic import TileTraffic
     from strideweave.dtype import DType
@@ -108,19 +109,34 @@ class CompactValues:
 
     @classmethod
     async def of(
-        cls, grid: TileGrid, placement: TilePlacement, selection: TileSelection, compact: Tensor
+        cls,
+        grid: TileGrid,
+        placement: TilePlacement,
+        selection: TileSelection,
+        compact: Tensor,
+        *,
+        beside: Carrier | None = None,
     ) -> CompactValues:
         """Find out where each tile's values lie in a compact Tensor in memory, of the right shape.
 
         Where one stride does not say how an axis goes on, they are copied, which takes as much memory again.
+
+        Args:
+            grid: the tile grid.
+            placement: how the full Tensor lies in it.
+            selection: which tiles.
+            compact: the values.
+            beside: a carrier that is written to; values that share its memory are copied too.
         """
         ordinals = selection.bind(grid)
         order = np.argsort(ordinals)
         unit = f"u{compact.dtype.itemsize}"
         digits = compact.layout.digits()
-        if all(len(mode) <= 1 for mode in digits):
+        memory = compact.carrier._bytes()
+        apart = beside is None or not np.may_share_memory(memory, beside._bytes())
+        if apart and all(len(mode) <= 1 for mode in digits):
             strides = tuple([mode[0][1] if mode else 0 for mode in digits])
-            first, flat = compact.offset, compact.carrier._bytes().view(unit)
+            first, flat = compact.offset, memory.view(unit)
         else:
             strides, first = row_major_strides(compact.shape), 0
             flat = (await _copied(compact)).reshape(-1).view(unit)
@@ -155,11 +171,13 @@ class TileWriter:
     Args:
         carrier: whose tiles they are.
         entry: covers the tiles in that carrier's ledger, as a residency request does.
+        counted: whether each write advances the version.
     """
 
-    def __init__(self, carrier: TiledEvictable, entry: LedgerEntry) -> None:
+    def __init__(self, carrier: TiledEvictable, entry: LedgerEntry, *, counted: bool = True) -> None:
         self._carrier = carrier
         self._entry = entry
+        self._counted = counted
 
     @property
     def _traffic(self) -> TileTraffic:
@@ -217,7 +235,8 @@ class TileWriter:
         traffic = self._traffic
 
         def commit() -> None:
-            self._carrier._advance_version(None)
+            if self._counted:
+                self._carrier._advance_version(None)
             for tier in {tier for tier, _ in traffic.primary.places(kept)}:
                 note_change(tier)
             traffic.table.commit_fill(np.concatenate((kept, new)))
