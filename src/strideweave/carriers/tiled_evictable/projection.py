@@ -250,6 +250,7 @@ class _Projection:
         if len(plan.passing) and not self.traffic.table.is_resident(plan.passing).all():
             passing = plan.is_passing()
             return np.flatnonzero(~passing), np.flatnonzero(passing)
+        self.traffic.count(hits=len(plan.passing))  # those that stay are counted where they are brought
         return np.arange(len(plan.required)), NO_ORDINALS
 
     def _allocate(self) -> Carrier:

@@ -199,6 +199,7 @@ class _Scatter:
             await writer.store(wave, sums, add_tiles)
 
         if traffic.table.is_resident(plan.required).all():
+            traffic.count(hits=len(plan.passing))  # those that stay are counted where they are brought
             await store(plan.required, traffic.rows(plan.required))
             return
         staying = plan.staying
