@@ -42,7 +42,7 @@ TILED_CARRIER_COMPOSITION = {
     "Projection is an autograd-visible gather": BUILT,
     "Residency state is independent of executable selection shape": BUILT,
     "Residency remains valid while tiled work needs it": BUILT,
-    "A direct tiled operand means the full logical Tensor": NOT_YET,
+    "A direct tiled operand means the full logical Tensor": BUILT,
     "Gather preserves public TileSelection ordering": BUILT,
     "Scatter is the asynchronous projection counterpart": BUILT,
     "Scatter participates in autograd": BUILT,

@@ -92,6 +92,7 @@ class TiledEvictable(DependentCarrier):
     """
 
     _slots_do_io = True
+    _dispatch_priority = 1  # beside a dense operand, it is this class that knows how to read tiles
     _gives_views = False  # a raw tiled Tensor takes the operations of its own specification only
     _operation_hint = "project the tiles that it needs with project(), whose result takes every operation"
 
