@@ -122,7 +122,7 @@ class TestEvictableAfterARoundTrip(EvictableContract):
 
 
 class TiledContract(CarrierContract):
-    can_be_empty = any_size = moves = False  # one geometry; tiles move by themselves
+    can_be_empty = any_size = False  # one geometry
 
 
 class TestTiledEvictable(TiledContract):

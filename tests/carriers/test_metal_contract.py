@@ -46,7 +46,7 @@ class TestEvictableOntoMetal(CarrierContract):
 
 
 class TestTiledEvictableOfMetal(CarrierContract):
-    can_be_empty = any_size = moves = False  # one geometry; tiles move by themselves
+    can_be_empty = any_size = False  # one geometry
 
     @pytest.fixture
     def make_carrier(self):

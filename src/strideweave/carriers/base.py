@@ -335,6 +335,26 @@ class Carrier(CarrierLifecycle):
         carrier = self._adopt_like(total.reshape(-1), x.dtype)
         return type(x)._of(carrier, 0, row_major(total.shape), False)
 
+    def _check_tier(self) -> None:
+        """Refuse to become a tier of a composite; NotImplementedError in a class that cannot."""
+
+    def _begin_move(self, other: type[Carrier], *, reads: bool) -> None:
+        """A move of all slots begins, which has claimed this carrier: its source if it is read, or its destination.
+
+        Called under the short lock; what it raises, the move raises, and nothing has changed. ``_finish_move``
+        follows in any case, which must not raise or block.
+        """
+
+    def _finish_move(self) -> None:
+        """The move is over, whatever became of it; does nothing where none had begun."""
+
+    def _gradient_of_moved(self, offset: int, layout: Layout, cotangent: Tensor) -> Tensor | None:
+        """Make the gradient of a tensor that was moved off this carrier, in a class whose tensors need their own.
+
+        None leaves it to the move, which makes one that is row-major. May wait; works after release.
+        """
+        return None
+
     def _check_gradient(self, tensor: Tensor, gradient: Tensor) -> None:
         """Refuse a gradient of the right class, dtype and shape that cannot be one of a tensor on this carrier.
 

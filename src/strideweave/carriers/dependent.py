@@ -125,6 +125,7 @@ def check_free(primary: Carrier, secondary: Carrier) -> None:
     Raises:
         ReleasedError, OwnershipError: one is released or owned.
         EvictedError: one is a composite whose values are not at hand; nobody could promote it any more.
+        NotImplementedError: one is of a class that is no tier.
     """
     for name, tier in (("primary", primary), ("secondary", secondary)):
         if tier.is_released():
@@ -134,3 +135,4 @@ def check_free(primary: Carrier, secondary: Carrier) -> None:
                 f"the {name} tier is owned by a composite or a request; pass one that is free"
             )
         tier._bearer()
+        tier._check_tier()

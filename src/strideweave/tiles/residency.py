@@ -140,6 +140,10 @@ class ResidencyTable:
         self._location[ordinals] = _PRIMARY
         self._dirty[ordinals] = True
 
+    def commit_stored(self, ordinals: Ordinals) -> None:
+        """The secondary tier has new values of these tiles, which are not primary."""
+        self._location[ordinals] = _SECONDARY
+
     def begin_implicit(self) -> None:
         """Every tile is a zero without storage: the start of a gradient. No tile has had a value before."""
         self._location[:] = _IMPLICIT

@@ -74,7 +74,8 @@ def dispatch_move(source_class: type[Carrier], destination_class: type[Carrier])
     if found is None:
         raise NotImplementedError(
             f"no move operation is registered from {source_class.__name__} to {destination_class.__name__}; "
-            "register_move_operation registers one, ElementwiseMoveOperation fits any pair"
+            "register_move_operation registers one, such as ElementwiseMoveOperation for two classes whose single "
+            "slots are read and written at once, or move by way of a CPU carrier"
         )
     return found
 

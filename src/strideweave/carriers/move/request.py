@@ -7,6 +7,7 @@ source is released.
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from strideweave.tensor import Tensor
 
 if TYPE_CHECKING:
     from strideweave.carriers.move.operations import MoveOperation
+    from strideweave.layout import Layout
 
 __all__ = ["AwaitMove", "move", "move_async"]
 
@@ -50,7 +52,12 @@ def move_async(tensor: Tensor, destination: Carrier) -> AwaitMove:
     the same Layout and offset. The destination's version advances once, and the source is released. Until the
     move ends both carriers belong to it: they may be read and nothing else. After a failure the source is what
     it was; the destination's values are unspecified then, so its version has advanced all the same if the
-    transfer had begun. The gradient crosses back: it arrives on a fresh carrier of the source's class.
+    transfer had begun. The gradient crosses back: it arrives on a fresh carrier of the source's class, tiled as the
+    source where that is tiled.
+
+    A tiled source is read tile by tile, wherever they are, and every tile of it must have a value. The tiles of a
+    tiled destination become primary and dirty, or go to its secondary tier, clean, where it has a policy or they
+    do not all fit its memory limit.
 
     Args:
         tensor: a Tensor on a live, unowned carrier.
@@ -68,6 +75,8 @@ def move_async(tensor: Tensor, destination: Carrier) -> AwaitMove:
         RuntimeError: the destination is owned or not publicly mutable, the source has unfinished work, or one of
             them is evicted.
         NotImplementedError: no move is registered for the two classes.
+        InvalidTileError, TileConflictError: a tiled source has tiles without a value, or other work meets the tiles
+            of a tiled source or destination; RuntimeErrors both.
     """
     source = _check_source(tensor)
     operation = _check_destination(source, destination)
@@ -105,7 +114,7 @@ def _check_destination(source: Carrier, destination: object) -> type[MoveOperati
             f"the destination has {destination.size()} slots, the source {source.size()}; pass a larger carrier, "
             "or an empty one to be allocated"
         )
-    pending = source.statistics().pending
+    pending = source._statistics_fields()["pending"]
     if pending:
         raise PendingWorkError(
             f"the tensor's carrier has {pending} unfinished requests; wait for their handles first",
@@ -129,14 +138,17 @@ class _Move:
 
     def enter(self) -> None:
         """Claim both carriers, or raise and claim none."""
-        self.source._claim(self.token)
-        claimed = False
-        try:
-            self.destination._claim(self.token)
-            claimed = True
-        finally:
-            if not claimed:
-                self.source._relinquish(self.token)
+        source, destination = self.source, self.destination
+        with ExitStack() as stack:
+            source._claim(self.token)
+            stack.callback(source._relinquish, self.token)
+            destination._claim(self.token)
+            stack.callback(destination._relinquish, self.token)
+            stack.callback(source._finish_move)
+            source._begin_move(type(destination), reads=True)
+            stack.callback(destination._finish_move)
+            destination._begin_move(type(source), reads=False)
+            stack.pop_all()
 
     async def run(self) -> Tensor:
         """Transfer all slots, then publish and release the source."""
@@ -155,23 +167,32 @@ class _Move:
             _logger.exception("the storage that a move left could not be freed")  # but the values have moved
         moved = Tensor._of(destination, self.tensor.offset, self.tensor.layout, self.requires_grad)
         if self.requires_grad:
-            attach(moved, Node("move", (self.tensor,), partial(_bring_back, source)))
+            pullback = partial(_bring_back, source, self.tensor.offset, self.tensor.layout)
+            attach(moved, Node("move", (self.tensor,), pullback))
         return moved
 
     def let_go(self) -> None:
         """Give both carriers back, on every path; a released source is left as it is."""
+        self.source._finish_move()
+        self.destination._finish_move()
         self.source._relinquish(self.token)
         self.destination._relinquish(self.token)
 
 
-def _bring_back(source: Carrier, cotangent: Tensor) -> tuple[Tensor]:
-    """Move a copy of a cotangent to a fresh carrier of the source's class, row-major in its shape; blocks."""
-    carrier, start, layout = cotangent.carrier, cotangent.offset, row_major(cotangent.shape)
-    if cotangent.layout != layout:
+def _bring_back(source: Carrier, offset: int, layout: Layout, cotangent: Tensor) -> tuple[Tensor]:
+    """Bring a copy of a cotangent to the source's class; blocks.
+
+    It becomes what the source's class makes of it, or lies row-major in its shape on a fresh carrier.
+    """
+    own = source._gradient_of_moved(offset, layout, cotangent)
+    if own is not None:
+        return (own,)
+    carrier, plain = cotangent.carrier, row_major(cotangent.shape)
+    if cotangent.layout != plain:
         values = cotangent.numpy(copy=True).reshape(-1)
-        carrier, start = carrier._adopt_like(values, cotangent.dtype), 0
+        return (Tensor._of(source._adopt_like(values, cotangent.dtype), 0, plain, False),)
     fresh = source._allocate_result(cotangent.size)
     operation = dispatch_move(type(carrier), type(fresh))
-    transfers = [Transfer(carrier, start, fresh, 0, cotangent.size)]
+    transfers = [Transfer(carrier, cotangent.offset, fresh, 0, cotangent.size)]
     fresh._scope.start(AwaitResult[None](), run_transfers, operation, transfers).wait()
-    return (Tensor._of(fresh, 0, layout, False),)
+    return (Tensor._of(fresh, 0, plain, False),)

@@ -15,6 +15,8 @@ from strideweave.carriers.tiled_evictable.adopted import AdoptedStore
 from strideweave.carriers.tiled_evictable.assignment import start_assignment
 from strideweave.carriers.tiled_evictable.budget import check_memory_limit, warm_bytes
 from strideweave.carriers.tiled_evictable.gradient import check_gradient, copy_gradient, sum_gradients
+from strideweave.carriers.tiled_evictable.moved_gradient import gradient_of_moved
+from strideweave.carriers.tiled_evictable.moving import TileMove, begin_move
 from strideweave.carriers.tiled_evictable.projection import AwaitProjection, start_projection
 from strideweave.carriers.tiled_evictable.residency import AwaitResidency, TiledResidencyFacet
 from strideweave.carriers.tiled_evictable.scatter import start_scatter
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from strideweave.carriers.base import Carrier
     from strideweave.carriers.move.request import AwaitMove
     from strideweave.dtype import DType
+    from strideweave.layout import Layout
     from strideweave.runtime.await_result import AwaitResult
     from strideweave.tiles.grid import TilePlacement
     from strideweave.tiles.ledger import LedgerEntry
@@ -93,6 +96,7 @@ class TiledEvictable(DependentCarrier):
 
     _slots_do_io = True
     _dispatch_priority = 1  # beside a dense operand, it is this class that knows how to read tiles
+    _moving: TileMove | None = None  # the move that has claimed it
     _gives_views = False  # a raw tiled Tensor takes the operations of its own specification only
     _operation_hint = "project the tiles that it needs with project(), whose result takes every operation"
 
@@ -342,7 +346,6 @@ class TiledEvictable(DependentCarrier):
         """
         return start_projection(self, tensor, selection, destination)
 
-    # The common surface
     # Scatter and whole writes
 
     def scatter(  # type: ignore[override]  # the asynchronous counterpart of project, not the write of plain carriers
@@ -414,6 +417,7 @@ class TiledEvictable(DependentCarrier):
         """
         return start_assignment(self, compact, tensor, selection)
 
+    # The common surface
 
     def new_like(self, values: Iterable[Any], *, mutable: bool = True, dtype: DType | None = None) -> Self:
         """Make a fresh carrier of the same geometry and tier kinds whose primary tier holds ``values``.
@@ -552,6 +556,22 @@ class TiledEvictable(DependentCarrier):
             yield entry
         finally:
             traffic.leave(entry)
+
+    def _check_tier(self) -> None:
+        raise NotImplementedError(
+            "a TiledEvictable is no tier of another composite, which could not tell its tiles apart"
+        )
+
+    def _begin_move(self, other: type[Carrier], *, reads: bool) -> None:
+        self._moving = begin_move(self, other, reads=reads)
+
+    def _finish_move(self) -> None:
+        moving, self._moving = self._moving, None
+        if moving is not None:
+            self._traffic.leave(moving.entry)
+
+    def _gradient_of_moved(self, offset: int, layout: Layout, cotangent: Tensor) -> Tensor:
+        return gradient_of_moved(self, offset, layout, cotangent)
 
     def _load_slot(self, i: int) -> bool | int | float:
         return read_slot(self, i)

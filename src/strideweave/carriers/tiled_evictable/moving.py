@@ -1,0 +1,348 @@
+"""Moves from and to a tiled carrier: slot for slot, tile by tile, through its own traffic.
+
+Contract: values move, slots keep their number. A move covers its tiles in the ledger, as a residency request does,
+so it meets no other work; what it stages is bounded. Values pass between the other carrier and memory of the
+compute class by the moves registered for those classes, and between the tiers as ever.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import numpy as np
+
+from strideweave.carriers.move.operations import MoveOperation, Transfer, run_transfers
+from strideweave.carriers.move.planning import checked_runs
+from strideweave.carriers.move.registry import dispatch_move
+from strideweave.carriers.tiled_evictable.store import note_change
+from strideweave.carriers.tiled_evictable.traffic import STAGING_BYTES
+from strideweave.tiles.coordinates import NO_ORDINALS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from strideweave.carriers.base import Carrier
+    from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
+    from strideweave.carriers.tiled_evictable.traffic import TileTraffic
+    from strideweave.tiles.ledger import LedgerEntry
+
+    Ordinals = npt.NDArray[np.int64]
+    Place = tuple[Carrier, int]
+
+__all__ = ["MoveFromTiles", "MoveToTiles", "TileMove", "begin_move"]
+
+_KIND = "move"
+
+
+@dataclass(slots=True, eq=False)
+class TileMove:
+    """What one move holds of a tiled carrier.
+
+    Attributes:
+        entry: covers the tiles in the ledger.
+        staging_bytes: what was reserved for staging; None before.
+    """
+
+    entry: LedgerEntry
+    staging_bytes: int | None = None
+
+    async def reserve(self, traffic: TileTraffic, staying: Ordinals = NO_ORDINALS) -> int:
+        """Take room under a memory limit, once: for tiles that become primary, or else for staging.
+
+        Returns:
+            How many tiles may be staged at once.
+        """
+        if self.staging_bytes is None:
+            most = max(STAGING_BYTES, traffic.tile_bytes)
+            staging = 0 if len(staying) else traffic.staging_room(most)
+            await traffic.reserve(self.entry, staying, staging)
+            self.staging_bytes = staging
+        return max(1, self.staging_bytes // traffic.tile_bytes)
+
+
+def begin_move(carrier: TiledEvictable, other: type[Carrier], *, reads: bool) -> TileMove:
+    """Cover every tile of a carrier for a move of all its slots, or raise with nothing changed; under the lock.
+
+    Args:
+        carrier: the source or the destination.
+        other: the exact class at the other end.
+        reads: whether the carrier is the source.
+
+    Raises:
+        InvalidTileError: a source has tiles without a value.
+        TileConflictError: unfinished work needs, moves or covers one of the tiles.
+        NotImplementedError: no move is registered between the other class and the compute class.
+    """
+    compute = carrier._compute_class
+    if not reads:
+        dispatch_move(other, compute)
+    elif other is not type(carrier):
+        dispatch_move(compute, other)
+    return TileMove(_cover(carrier, np.arange(carrier._traffic.grid.tile_count), reads=reads))
+
+
+class MoveFromTiles(MoveOperation):
+    """Copies slots of a tiled carrier, wherever their tiles are, without moving a tile.
+
+    Resident tiles are read where they lie. Others go straight to a destination of the compute class, and through
+    staging to any other.
+    """
+
+    async def transfer(self, transfers: Sequence[Transfer]) -> None:
+        """Copy all spans, one after the other; see :meth:`MoveOperation.transfer`.
+
+        Raises:
+            InvalidTileError: a tile has no value yet.
+            TileConflictError: unfinished work needs, moves or covers one of the tiles.
+        """
+        for run in checked_runs(transfers):
+            source = cast("TiledEvictable", run.source)
+            span = _Span(run.source_start, run.destination_start, run.slots, source._traffic.grid.tile_size)
+            with _admitted(source, span.tiles(), reads=True) as move:
+                await _send(source, move, span, run.destination)
+
+
+class MoveToTiles(MoveOperation):
+    """Copies slots to a tiled carrier, whose tiles all become valid.
+
+    They become primary and dirty. Where the carrier has a policy, or they do not all fit its memory limit, they go
+    through staging to the secondary tier instead: what becomes primary is the policy's to say, when it is asked.
+    """
+
+    async def transfer(self, transfers: Sequence[Transfer]) -> None:
+        """Copy all spans, one after the other; see :meth:`MoveOperation.transfer`.
+
+        Of a tile that a span covers in part the other slots keep their value, zero if it had none.
+
+        Raises:
+            TileConflictError: unfinished work needs, moves or covers one of the tiles.
+        """
+        for run in checked_runs(transfers):
+            destination = cast("TiledEvictable", run.destination)
+            traffic = destination._traffic
+            span = _Span(run.destination_start, run.source_start, run.slots, traffic.grid.tile_size)
+            tiles = span.tiles()
+            with _admitted(destination, tiles, reads=False) as move:
+                limit = destination.memory_limit
+                fits = limit is None or len(tiles) * traffic.tile_bytes <= limit
+                arrival = _Arrival(destination, move, span, run.source)
+                if destination.residency_policy is None and fits:
+                    await arrival.become_primary(tiles)
+                else:
+                    await arrival.pass_by(tiles)
+
+
+class _Span(NamedTuple):
+    """Consecutive slots of a tiled carrier, and where their counterparts begin.
+
+    Attributes:
+        start: the first slot.
+        other: the first slot at the other end.
+        slots: how many.
+        size: slots of a tile.
+    """
+
+    start: int
+    other: int
+    slots: int
+    size: int
+
+    def tiles(self) -> Ordinals:
+        """The tiles that the span touches, ascending."""
+        return np.arange(self.start // self.size, -(-(self.start + self.slots) // self.size))
+
+    def is_partial(self, ordinal: int) -> bool:
+        """Whether the span covers only a part of a tile."""
+        first = ordinal * self.size
+        return first < self.start or first + self.size > self.start + self.slots
+
+    def partial(self, tiles: Ordinals) -> Ordinals:
+        """Those of some ascending tiles that it covers in part: the first and the last of all, if any."""
+        ends = sorted({*tiles[:1].tolist(), *tiles[-1:].tolist()})
+        return np.array([ordinal for ordinal in ends if self.is_partial(ordinal)], np.int64)
+
+    def pairs(
+        self, tiles: Iterable[int], places: Iterable[Place], other: Carrier
+    ) -> Iterator[tuple[Place, Place, int]]:
+        """For each tile what lies in its place and at the other end, and how many slots."""
+        for ordinal, (carrier, at) in zip(tiles, places, strict=True):
+            first = max(self.start, ordinal * self.size)
+            last = min(self.start + self.slots, (ordinal + 1) * self.size)
+            near, far = at + first - ordinal * self.size, self.other + first - self.start
+            yield (carrier, near), (other, far), last - first
+
+    def outward(self, tiles: Ordinals, places: Iterable[Place], other: Carrier) -> list[Transfer]:
+        """Transfers from the places of tiles to the other end."""
+        return [
+            Transfer(*near, *far, slots) for near, far, slots in self.pairs(tiles.tolist(), places, other)
+        ]
+
+    def inward(self, tiles: Ordinals, places: Iterable[Place], other: Carrier) -> list[Transfer]:
+        """Transfers from the other end to the places of tiles."""
+        return [
+            Transfer(*far, *near, slots) for near, far, slots in self.pairs(tiles.tolist(), places, other)
+        ]
+
+
+def _cover(carrier: TiledEvictable, tiles: Ordinals, *, reads: bool) -> LedgerEntry:
+    traffic = carrier._traffic
+    with traffic.lock:
+        if reads:
+            traffic.require_valid(_KIND, tiles)
+        return traffic.cover(_KIND, tiles)
+
+
+@contextmanager
+def _admitted(carrier: TiledEvictable, tiles: Ordinals, *, reads: bool) -> Iterator[TileMove]:
+    """The move that covers all tiles already, or one of its own for these."""
+    if carrier._moving is not None:
+        yield carrier._moving
+        return
+    entry = _cover(carrier, tiles, reads=reads)
+    try:
+        yield TileMove(entry)
+    finally:
+        carrier._traffic.leave(entry)
+
+
+@contextmanager
+def _staged(traffic: TileTraffic, tiles: int) -> Iterator[Carrier]:
+    """Memory of the compute class for some tiles."""
+    staging = traffic.stage_slots(tiles * traffic.grid.tile_size)
+    try:
+        yield staging
+    finally:
+        traffic.unstage(staging)
+
+
+def _waves(tiles: Ordinals, count: int) -> Iterator[Ordinals]:
+    return (tiles[first : first + count] for first in range(0, len(tiles), count))
+
+
+async def _send(source: TiledEvictable, move: TileMove, span: _Span, destination: Carrier) -> None:
+    """Copy a span to another carrier; no tile changes its place."""
+    traffic, table, size = source._traffic, source._traffic.table, span.size
+    operation = dispatch_move(source._compute_class, type(destination))
+    per_wave = await move.reserve(traffic)
+    tiles = span.tiles()
+    resident, implicit = table.is_resident(tiles), table.is_implicit(tiles)
+    for batch in traffic._batches(tiles[resident]):
+        with traffic.lock:
+            places = list(traffic.primary.places(batch))
+        await run_transfers(operation, span.outward(batch, places, destination))
+    stored = tiles[~resident & ~implicit]
+    if type(destination) is source._compute_class:
+        for batch in traffic._batches(stored):
+            with traffic.lock:
+                places = list(traffic.secondary.places(batch))
+            await traffic._transfer(span.outward(batch, places, destination), inbound=True)
+    elif len(stored):
+        with _staged(traffic, min(per_wave, len(stored))) as staging:
+            for wave in _waves(stored, per_wave):
+                starts = range(0, len(wave) * size, size)
+                await traffic._read(wave, staging, list(starts))
+                there = [(staging, start) for start in starts]
+                await run_transfers(operation, span.outward(wave, there, destination))
+    if implicit.any():
+        with _staged(traffic, 1) as zeros:
+            zeros._bytes()[:] = 0
+            for batch in traffic._batches(tiles[implicit]):
+                await run_transfers(operation, span.outward(batch, [(zeros, 0)] * len(batch), destination))
+
+
+@dataclass(slots=True, eq=False)
+class _Arrival:
+    """A span of another carrier on its way to a tiled one."""
+
+    carrier: TiledEvictable
+    move: TileMove
+    span: _Span
+    source: Carrier
+
+    @property
+    def traffic(self) -> TileTraffic:
+        return self.carrier._traffic
+
+    async def become_primary(self, tiles: Ordinals) -> None:
+        """Give tiles their values in the primary tier; those without a place there get one, all of them or none."""
+        traffic, table, entry = self.traffic, self.traffic.table, self.move.entry
+        await self.move.reserve(traffic, tiles)
+        partial = self.span.partial(tiles)
+        missing = partial[table.is_valid(partial) & ~table.is_resident(partial)]
+        if len(missing):
+            await traffic.fetch(entry, missing)
+        resident = table.is_resident(tiles)
+        kept, new = tiles[resident], tiles[~resident]
+
+        async def fill(batch: Ordinals) -> None:
+            for row in traffic.rows(self.span.partial(batch)):
+                row[:] = 0
+            await self._bring(batch)
+
+        async def overwrite() -> None:
+            with traffic.lock:
+                table.commit_fill(
+                    kept
+                )  # already: a failure may have changed them, and then nothing else has that
+                for tier in {tier for tier, _ in traffic.primary.places(kept)}:
+                    note_change(tier)
+            for batch in traffic._batches(kept):
+                await self._bring(batch)
+
+        def commit() -> None:
+            table.commit_fill(new)
+
+        await traffic.install(entry, new, fill, commit, complete=overwrite if len(kept) else None)
+
+    async def _bring(self, batch: Ordinals) -> None:
+        with self.traffic.lock:
+            places = list(self.traffic.primary.places(batch))
+        await self._run(self.span.inward(batch, places, self.source))
+
+    async def _run(self, transfers: list[Transfer]) -> None:
+        await run_transfers(dispatch_move(type(self.source), self.carrier._compute_class), transfers)
+
+    async def pass_by(self, tiles: Ordinals) -> None:
+        """Write tiles to the secondary tier through staging, wave by wave; none of them stays primary."""
+        traffic = self.traffic
+        per_wave = min(len(tiles), await self.move.reserve(traffic))
+        traffic.secondary.prepare_write()
+        with _staged(traffic, per_wave) as staging:
+            for wave in _waves(tiles, per_wave):
+                places = [(staging, start) for start in range(0, len(wave) * self.span.size, self.span.size)]
+                for ordinal in self.span.partial(wave).tolist():
+                    await self._stage_value(ordinal, *places[ordinal - int(wave[0])])
+                await self._run(self.span.inward(wave, places, self.source))
+                await self._store(wave, places)
+
+    async def _stage_value(self, ordinal: int, staging: Carrier, start: int) -> None:
+        """Stage the value that a tile has, zero if it has none."""
+        traffic, at = self.traffic, np.array([ordinal], np.int64)
+        row = staging._bytes().view(traffic.unit)[start : start + self.span.size]
+        if traffic.table.is_resident(at)[0]:
+            await traffic.copy([(row, traffic.rows(at)[0])])
+        elif traffic.table.is_valid(at)[0] and not traffic.table.is_implicit(at)[0]:
+            await traffic._read(at, staging, [start])
+        else:
+            row[:] = 0
+
+    async def _store(self, wave: Ordinals, places: list[Place]) -> None:
+        """Write staged tiles back; from then on the secondary tier has their values."""
+        traffic, table, entry = self.traffic, self.traffic.table, self.move.entry
+        resident = wave[table.is_resident(wave)]
+        with traffic.lock:
+            table.commit_fill(
+                resident
+            )  # while the write goes on, nothing but their place has a value of theirs
+            transfers = traffic._transfers(iter(places), traffic.secondary.write_places(wave))
+        await traffic._transfer(transfers, inbound=False)
+        with traffic.lock:
+            traffic.secondary.commit_write(wave)
+            table.commit_stored(wave[~np.isin(wave, resident)])
+            table.commit_clean(resident)
+            traffic.ledger.begin_move(entry, resident)
+        await traffic.drop(entry, resident)
