@@ -34,8 +34,8 @@ __all__ = [
     "cut_operation",
     "index_space",
     "region_of",
-    "slices",
     "sliced",
+    "slices",
     "within",
 ]
 
