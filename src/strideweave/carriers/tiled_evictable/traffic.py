@@ -627,8 +627,19 @@ class TileTraffic:
             if staging is not None:
                 self._unstage(staging)
 
+    def stage(self, entry: LedgerEntry, slots: int) -> Staging:
+        """Stage some slots of what a request has reserved; ``_unstage`` gives them back.
+
+        Raises:
+            MemoryError: the system has no such memory.
+        """
+        return self._stage_for(slots, None if self.budget is None else self.budget.grant_of(entry))
+
     def _stage(self, tiles: int, grant: Grant | None = None) -> Staging:
-        staging = Staging(self.stage_slots(tiles * self.grid.tile_size), tiles * self.tile_bytes, grant)
+        return self._stage_for(tiles * self.grid.tile_size, grant)
+
+    def _stage_for(self, slots: int, grant: Grant | None) -> Staging:
+        staging = Staging(self.stage_slots(slots), slots * self.tile_bytes // self.grid.tile_size, grant)
         if grant is not None:
             with self.lock:
                 grant.used += staging.nbytes
