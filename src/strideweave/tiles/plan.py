@@ -50,7 +50,9 @@ class RequestPlan(NamedTuple):
 
     @property
     def staying(self) -> Ordinals:
-        """The required tiles that stay in the primary tier, in the request's order."""
+        """The required tiles that have to be primary and stay, in the request's order."""
+        if not self.reads:
+            return NO_ORDINALS
         if not len(self.passing):
             return self.required
         return self.required[~self.is_passing()]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from strideweave import CPU, FileBacked, Generic, Tensor, TiledEvictable, TileSelection, asarray
-from strideweave.carriers.tiled_evictable import filling
+from strideweave.carriers.tiled_evictable import tile_values
 from strideweave.carriers.tiled_evictable.filling import start_filling
 from strideweave.carriers.tiled_evictable.gradient import copy_gradient, gradient_like, sum_gradients
 from strideweave.dtype import DType
@@ -186,16 +186,16 @@ def test_a_failure_changes_no_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     target = gradient_like(full())
     fill(target, TileSelection([[2], [0, 1]]), asarray(COMPACT[:2].copy())).wait()
     before = target.numpy(copy=True)
-    real, calls = filling._run, []
+    real, calls = tile_values._run, []
 
     def run(*args):
         calls.append(args)
         raise MemoryError("no room for a test")
 
-    monkeypatch.setattr(filling, "_run", run)
+    monkeypatch.setattr(tile_values, "_run", run)
     with pytest.raises(MemoryError, match="no room for a test"):
         fill(target, SELECTION, asarray(COMPACT)).wait()
-    monkeypatch.setattr(filling, "_run", real)
+    monkeypatch.setattr(tile_values, "_run", real)
     assert calls
     assert np.array_equal(target.numpy(), before)
     found = target.carrier.statistics()

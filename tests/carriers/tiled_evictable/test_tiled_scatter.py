@@ -23,7 +23,7 @@ from strideweave import (
     no_grad,
     zeros,
 )
-from strideweave.carriers.tiled_evictable import filling
+from strideweave.carriers.tiled_evictable import tile_values
 from strideweave.carriers.tiled_evictable.gradient import gradient_like
 from strideweave.dtype import DType
 from strideweave.errors import (
@@ -481,7 +481,7 @@ class TestFailures:
             raise MemoryError("no room")
 
         monkeypatch.setattr(TiledEvictable, "_fresh", noted)
-        monkeypatch.setattr(filling, "_run", fail)
+        monkeypatch.setattr(tile_values, "_run", fail)
         with pytest.raises(MemoryError, match="no room"):
             scatter(model, compact, 2, 6, reduction=reduction).wait()
         monkeypatch.undo()

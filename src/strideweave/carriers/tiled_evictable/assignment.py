@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from strideweave.carriers.tiled_evictable.filling import CompactValues, TileWriter
+from strideweave.carriers.tiled_evictable.filling import TileWriter
 from strideweave.carriers.tiled_evictable.scatter import check_compact
+from strideweave.carriers.tiled_evictable.tile_values import CompactValues
 from strideweave.runtime.await_result import AwaitResult
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def start_assignment(
     """Validate an assignment, admit it and start its task; see ``TiledEvictable.assign``."""
     carrier._require_mutable()
     check_compact(carrier, compact, tensor, selection, "tensor")
+    carrier._traffic.check_fits("assign", len(selection), 0)
     work = _Assignment(carrier, compact, tensor, selection, object())
     return carrier._start_work(AwaitResult(), work.enter, work.run, then=work.let_go)
 

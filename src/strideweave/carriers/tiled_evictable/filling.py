@@ -8,45 +8,33 @@ prepared before, and comes last, since it cannot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
 from strideweave.carriers.tiled_evictable.store import note_change
+from strideweave.carriers.tiled_evictable.tile_values import CompactValues, add_tiles, add_to_zero, apply
+from strideweave.carriers.tiled_evictable.traffic import Changes
 from strideweave.runtime.await_result import AwaitResult
-from strideweave.runtime.workers import INLINE_BYTES, run_jobs
-from strideweave.tiles.compact import groups, parts, row_major_strides
-from strideweave.tiles.gather import CompactGeometry
+from strideweave.tiles.compact import groups
+from strideweave.tiles.coordinates import NO_ORDINALS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from strideweave.carriers.base import Carrier
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
+    from strideweave.carriers.tiled_evictable.tile_values import Values
     from strideweave.carriers.tiled_evictable.traffic import TileTraffic
-    from strideweave.dtype import DType
     from strideweave.tensor import Tensor
-    from strideweave.tiles.grid import TileGrid, TilePlacement
     from strideweave.tiles.ledger import LedgerEntry
     from strideweave.tiles.selection import TileSelection
 
     Ordinals = npt.NDArray[np.int64]
-    Flat = npt.NDArray[np.unsignedinteger]
 
-__all__ = ["CompactValues", "Reduction", "TileWriter", "Values", "add_tiles", "apply", "start_filling"]
+__all__ = ["Reduction", "TileWriter", "in_waves", "start_filling"]
 
 Reduction: TypeAlias = Literal["replace", "add"]
-
-Views: TypeAlias = "tuple[Flat, ...]"
-"""Arrays of one shape: what is written, what is read, and for a sum of two what is read besides."""
-
-Values: TypeAlias = "Callable[[Ordinals, Sequence[Flat]], list[Views]]"
-"""Gives for some tiles, and the rows that they lie in, the views to write and to read; changes nothing."""
-
-_PIECE_BYTES = 2 << 20  # what a worker writes at once
 
 
 def start_filling(
@@ -58,10 +46,12 @@ def start_filling(
     reduction: Reduction,
     kind: str,
 ) -> AwaitResult[None]:
-    """Start giving the selected tiles of a full Tensor the values of a compact one, all of them or none.
+    """Start giving the selected tiles of a full Tensor the values of a compact one.
 
-    It is a request of ``carrier``, which covers the tiles as a residency request does. Afterwards they are primary,
-    valid and dirty, and the version has advanced once. Nothing keeps the caller from changing ``compact``
+    It is a request of ``carrier``, which nobody else uses: one that is being filled, or a gradient. Afterwards the
+    tiles are valid and dirty, and the version has advanced. They change all together or not at all, and are
+    primary then, save where they do not fit a memory limit together: then they change in several steps, and all
+    but the last ones may have left for the secondary tier. Nothing keeps the caller from changing ``compact``
     meanwhile, so it has to be one that nobody else writes to.
 
     Args:
@@ -84,110 +74,72 @@ def start_filling(
     traffic = carrier._traffic
     placement = carrier._place(tensor)
     ordinals = selection.bind(traffic.grid)
+    waves = [*_waves(traffic, ordinals)]
+    at_once = len(waves) == 1
 
     def enter() -> LedgerEntry:
         if reduction == "add":
             traffic.require_valid(kind, ordinals)
-        return traffic.cover(kind, ordinals)
+        if not at_once:
+            traffic.ledger.check_residency(kind, ordinals, np.ones(len(ordinals), np.bool_))
+        return traffic.cover(kind, ordinals if at_once else NO_ORDINALS)
 
     async def fill(entry: LedgerEntry) -> None:
-        writer = TileWriter(carrier, entry)
         values = await CompactValues.of(traffic.grid, placement, selection, compact)
-        await writer.write(ordinals, values, reduction)
+        if at_once:
+            await TileWriter(carrier, entry).write(ordinals, values, reduction)
+        else:
+            await in_waves(
+                carrier, kind, ordinals, lambda writer, wave: writer.write(wave, values, reduction)
+            )
 
     return carrier._start_work(AwaitResult(), enter, fill)
 
 
-@dataclass(frozen=True, slots=True)
-class CompactValues:
-    """The values of a compact Tensor, tile by tile."""
+async def in_waves(
+    carrier: TiledEvictable,
+    kind: str,
+    ordinals: Ordinals,
+    write: Callable[[TileWriter, Ordinals], Awaitable[None]],
+) -> None:
+    """Cover tiles of a carrier that only the running request knows, and write them.
 
-    geometry: CompactGeometry
-    flat: Flat
-    order: Ordinals
-    ascending: Ordinals
-
-    @classmethod
-    async def of(
-        cls,
-        grid: TileGrid,
-        placement: TilePlacement,
-        selection: TileSelection,
-        compact: Tensor,
-        *,
-        beside: Carrier | None = None,
-    ) -> CompactValues:
-        """Find out where each tile's values lie in a compact Tensor in memory, of the right shape.
-
-        Where one stride does not say how an axis goes on, they are copied, which takes as much memory again.
-
-        Args:
-            grid: the tile grid.
-            placement: how the full Tensor lies in it.
-            selection: which tiles.
-            compact: the values.
-            beside: a carrier that is written to; values that share its memory are copied too.
-        """
-        ordinals = selection.bind(grid)
-        order = np.argsort(ordinals)
-        unit = f"u{compact.dtype.itemsize}"
-        digits = compact.layout.digits()
-        memory = compact.carrier._bytes()
-        apart = beside is None or not np.may_share_memory(memory, beside._bytes())
-        if apart and all(len(mode) <= 1 for mode in digits):
-            strides = tuple([mode[0][1] if mode else 0 for mode in digits])
-            first, flat = compact.offset, memory.view(unit)
-        else:
-            strides, first = row_major_strides(compact.shape), 0
-            flat = (await _copied(compact)).reshape(-1).view(unit)
-        geometry = CompactGeometry.over(grid, placement, selection, strides, first)
-        return cls(geometry, flat, order, ordinals[order])
-
-    def __call__(self, ordinals: Ordinals, rows: Sequence[Flat]) -> list[Views]:
-        """The views of these tiles, in rows of the carrier that is written."""
-        positions = self.order[np.searchsorted(self.ascending, ordinals)]
-        return [*self.geometry.pairs(rows, positions.tolist(), self.flat)]
-
-    def onto(self, ordinals: Ordinals, rows: Sequence[Flat], bases: Sequence[Flat]) -> list[Views]:
-        """As a call, with the values to add to, which lie in other rows of the same order."""
-        read = self(ordinals, bases)
-        return [
-            (target, source, base)
-            for (target, source), (base, _) in zip(self(ordinals, rows), read, strict=True)
-        ]
+    Args:
+        carrier: whose tiles they are.
+        kind: what the request is called in messages.
+        ordinals: the tiles.
+        write: called with all of them, or with as many at a time as the carrier's memory limit holds.
+    """
+    for wave in _waves(carrier._traffic, ordinals):
+        with carrier._covering(kind, wave) as entry:
+            await write(TileWriter(carrier, entry), wave)
 
 
-async def _copied(compact: Tensor) -> npt.NDArray[Any]:
-    if compact.nbytes <= INLINE_BYTES:
-        return compact.carrier._gather_array(compact)
-    copies: list[npt.NDArray[Any]] = []
-    await run_jobs([lambda: copies.append(compact.carrier._gather_array(compact))])
-    return copies[0]
+def _waves(traffic: TileTraffic, ordinals: Ordinals) -> Iterator[Ordinals]:
+    """The tiles, cut into sets that the memory limit can hold."""
+    limit = None if traffic.budget is None else traffic.budget.limit
+    most = len(ordinals) if limit is None else limit // traffic.tile_bytes
+    return (ordinals[part] for part in groups(len(ordinals), most))
 
 
 class TileWriter:
-    """Gives tiles of one carrier new values, inside a request.
+    """Gives tiles of one carrier new values, all of them or none, inside a request.
+
+    The version advances with each call, together with the tiles.
 
     Args:
         carrier: whose tiles they are.
         entry: covers the tiles in that carrier's ledger, as a residency request does.
-        counted: whether each write advances the version.
     """
 
-    def __init__(self, carrier: TiledEvictable, entry: LedgerEntry, *, counted: bool = True) -> None:
+    def __init__(self, carrier: TiledEvictable, entry: LedgerEntry) -> None:
         self._carrier = carrier
         self._entry = entry
-        self._counted = counted
-
-    @property
-    def _traffic(self) -> TileTraffic:
-        return self._carrier._traffic
 
     async def write(self, ordinals: Ordinals, values: Values, reduction: Reduction) -> None:
-        """Replace the values of tiles, or add to them; all of them or none.
+        """Replace the values of tiles, or add to them.
 
-        The version advances once, together with the tiles. A failure may leave tiles primary that were fetched to
-        be added to.
+        A failure may leave tiles primary that were fetched to be added to.
 
         Args:
             ordinals: distinct tiles, valid ones where values are added.
@@ -197,89 +149,61 @@ class TileWriter:
         Raises:
             OSError, MemoryError, RuntimeError: a transfer's own error, or there is no memory.
         """
-        traffic, dtype = self._traffic, self._carrier.dtype()
-        table = traffic.table
         if reduction == "add":
-            stored = ordinals[~(table.is_resident(ordinals) | table.is_implicit(ordinals))]
-            if len(stored):
-                await traffic.fetch(self._entry, stored)
-        resident = table.is_resident(ordinals)
-        kept, new = np.sort(ordinals[resident]), np.sort(ordinals[~resident])
-        in_place = values(kept, traffic.rows(kept)) if len(kept) else []
-        first, again = (_add_to_zero, add_tiles) if reduction == "add" else (np.copyto, np.copyto)
-
-        async def fill(batch: Ordinals) -> None:
-            await apply(first, values(batch, traffic.rows(batch)), dtype, traffic.tile_bytes)
-
-        async def overwrite() -> None:
-            await apply(again, in_place, dtype, traffic.tile_bytes)
-
-        await self._install(kept, new, fill, overwrite)
+            await self._write(ordinals, values, add_to_zero, add_tiles)
+        else:
+            await self._write(ordinals, values, np.copyto, np.copyto)
 
     async def store(self, ordinals: Ordinals, values: Values, operation: Callable[..., object]) -> None:
         """Give tiles that are not primary their values by an operation of your choice; else as ``write``."""
-        traffic, dtype = self._traffic, self._carrier.dtype()
+        await self._write(ordinals, values, operation, None)
+
+    async def _write(
+        self,
+        ordinals: Ordinals,
+        values: Values,
+        operation: Callable[..., object],
+        in_place: Callable[..., object] | None,
+    ) -> None:
+        """Make room, and give values to tiles by one operation, by another to those that are primary."""
+        traffic = self._carrier._traffic
+        changes, complete = Changes(), False
+        try:
+            await traffic.reserve(self._entry, ordinals, 0, changes=changes)
+            if in_place is add_tiles:
+                table = traffic.table
+                stored = ordinals[~(table.is_resident(ordinals) | table.is_implicit(ordinals))]
+                if len(stored):
+                    await traffic.fetch(self._entry, stored)
+            await self._install(ordinals, values, operation, in_place)
+            complete = True
+        finally:
+            if not complete:
+                await traffic.undo(self._entry, changes)
+
+    async def _install(
+        self,
+        ordinals: Ordinals,
+        values: Values,
+        operation: Callable[..., object],
+        in_place: Callable[..., object] | None,
+    ) -> None:
+        traffic, dtype = self._carrier._traffic, self._carrier.dtype()
+        resident = traffic.table.is_resident(ordinals)
+        kept, new = np.sort(ordinals[resident]), np.sort(ordinals[~resident])
+        views = values(kept, traffic.rows(kept)) if len(kept) else []
 
         async def fill(batch: Ordinals) -> None:
             await apply(operation, values(batch, traffic.rows(batch)), dtype, traffic.tile_bytes)
 
-        await self._install(ordinals[:0], np.sort(ordinals), fill, None)
-
-    async def _install(
-        self,
-        kept: Ordinals,
-        new: Ordinals,
-        fill: Callable[[Ordinals], Any],
-        overwrite: Callable[[], Any] | None,
-    ) -> None:
-        traffic = self._traffic
+        async def overwrite() -> None:
+            if in_place is not None:
+                await apply(in_place, views, dtype, traffic.tile_bytes)
 
         def commit() -> None:
-            if self._counted:
-                self._carrier._advance_version(None)
+            self._carrier._advance_version(None)
             for tier in {tier for tier, _ in traffic.primary.places(kept)}:
                 note_change(tier)
             traffic.table.commit_fill(np.concatenate((kept, new)))
 
         await traffic.install(self._entry, new, fill, commit, complete=overwrite)
-
-
-def add_tiles(
-    target: npt.NDArray[Any], source: npt.NDArray[Any], base: npt.NDArray[Any] | None = None
-) -> None:
-    """Write the sum of ``base``, or of what is there, and ``source``: rounded once, integers wrap, as ``add`` does."""
-    np.add(target if base is None else base, source, out=target)
-
-
-def _add_to_zero(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
-    """Write the sum of zero and ``source``, which is ``source`` save for a negative zero."""
-    np.add(source, np.zeros((), source.dtype), out=target)
-
-
-async def apply(
-    operation: Callable[..., object], views: Sequence[Views], dtype: DType, tile_bytes: int
-) -> None:
-    """Run an operation on the views of tiles: at once where they are small together, else in worker threads.
-
-    Copies move bits, so that NaN payloads and negative zeros survive; anything else gets numbers.
-    """
-    if not views:
-        return
-    as_numbers = None if operation is np.copyto else dtype.numpy
-    nbytes = len(views) * tile_bytes
-    if nbytes <= INLINE_BYTES:
-        _run(operation, views, as_numbers)
-        return
-    if tile_bytes > _PIECE_BYTES and views[0][0].ndim:
-        cuts = list(parts(views[0][0].shape[0], -(-tile_bytes // _PIECE_BYTES)))
-        pieces = [[tuple([view[cut] for view in tile])] for tile in views for cut in cuts]
-    else:
-        pieces = [[*views[part]] for part in groups(len(views), _PIECE_BYTES // tile_bytes)]
-    await run_jobs([partial(_run, operation, piece, as_numbers) for piece in pieces])
-
-
-def _run(operation: Callable[..., object], views: Sequence[Views], as_numbers: np.dtype[Any] | None) -> None:
-    # Infinities and NaN are values; a warning from a worker thread would end the request.
-    with np.errstate(all="ignore"):
-        for tile in views:
-            operation(*(tile if as_numbers is None else [view.view(as_numbers) for view in tile]))

@@ -15,7 +15,8 @@ import numpy as np
 
 from strideweave.autograd.graph import Contribution
 from strideweave.carriers.array_views import gathered
-from strideweave.carriers.tiled_evictable.filling import TileWriter, start_filling
+from strideweave.carriers.tiled_evictable.filling import in_waves, start_filling
+from strideweave.carriers.tiled_evictable.traffic import Changes
 from strideweave.layout import Layout
 from strideweave.runtime.await_result import AwaitResult
 from strideweave.tensor import Tensor
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
-    from strideweave.carriers.tiled_evictable.filling import Reduction, Views
+    from strideweave.carriers.tiled_evictable.filling import Reduction
+    from strideweave.carriers.tiled_evictable.tile_values import Views
     from strideweave.tiles.grid import TileGrid, TilePlacement
     from strideweave.tiles.ledger import LedgerEntry
 
@@ -130,8 +132,11 @@ def _pour(source: Tensor, target: Tensor, reduction: Reduction) -> None:
     same = placement.axes == other.axes and placement.origin == other.origin
     reorder = None if same else _Reordering(traffic.grid, placement, other)
 
+    plan = RequestPlan(tiles, passing=tiles)
+    staging = traffic.check_plan(_KIND, plan)
+
     def enter() -> LedgerEntry:
-        return traffic.enter_data(_KIND, RequestPlan(tiles, passing=tiles))
+        return traffic.enter_data(_KIND, plan)
 
     async def consume(wave: Ordinals, rows: list[Flat]) -> None:
         row_of = dict(zip(wave.tolist(), rows, strict=True))
@@ -140,11 +145,17 @@ def _pour(source: Tensor, target: Tensor, reduction: Reduction) -> None:
             pairs = zip(targets, [row_of[ordinal] for ordinal in ordinals.tolist()], strict=True)
             return [pair if reorder is None else reorder(*pair) for pair in pairs]
 
-        with receiver._covering(_KIND, wave) as covered:
-            await TileWriter(receiver, covered).write(wave, values, reduction)
+        await in_waves(receiver, _KIND, wave, lambda writer, part: writer.write(part, values, reduction))
 
     async def pour(entry: LedgerEntry) -> None:
-        await traffic.stream(tiles, consume)
+        changes, complete = Changes(), False
+        try:
+            await traffic.reserve_plan(entry, plan, staging, changes)
+            await traffic.stream(tiles, consume, entry=entry)
+            complete = True
+        finally:
+            if not complete:
+                await traffic.undo(entry, changes)
         await traffic.finish_with(entry, NO_ORDINALS)
 
     carrier._start_work(AwaitResult[None](), enter, pour).wait()

@@ -17,9 +17,10 @@ import numpy as np
 from strideweave.autograd import is_grad_enabled
 from strideweave.autograd.graph import Node, attach
 from strideweave.carriers.move.request import AwaitMove
-from strideweave.carriers.tiled_evictable.filling import CompactValues, TileWriter, add_tiles
+from strideweave.carriers.tiled_evictable.filling import in_waves
 from strideweave.carriers.tiled_evictable.gradient import TileContribution
 from strideweave.carriers.tiled_evictable.projection import start_backward_projection
+from strideweave.carriers.tiled_evictable.tile_values import CompactValues, add_tiles
 from strideweave.carriers.tiled_evictable.traffic import Changes
 from strideweave.errors import OwnershipError, ReleasedError
 from strideweave.tensor import Tensor
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from strideweave.autograd.graph import Share
     from strideweave.carriers.base import Carrier
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
-    from strideweave.carriers.tiled_evictable.filling import Reduction, Views
+    from strideweave.carriers.tiled_evictable.filling import Reduction
+    from strideweave.carriers.tiled_evictable.tile_values import Views
     from strideweave.tiles.ledger import LedgerEntry
     from strideweave.tiles.plan import RequestPlan
 
@@ -63,7 +65,8 @@ def start_scatter(
     )
     enabled = is_grad_enabled()
     wanted = (enabled and compact.requires_grad, enabled and reads and template.requires_grad)
-    work = _Scatter(carrier, compact, template, selection, plan, wanted, object())
+    staging = traffic.check_plan("scatter", plan, in_place=not reads)
+    work = _Scatter(carrier, compact, template, selection, plan, wanted, object(), staging)
     return carrier._start_work(AwaitMove(), work.enter, work.run, then=work.let_go)
 
 
@@ -139,6 +142,7 @@ class _Scatter:
     plan: RequestPlan
     wanted: tuple[bool, bool]
     token: object
+    staging: int  # bytes to reserve for tiles that stream
 
     def enter(self) -> LedgerEntry:
         """Take compact and the template's tiles, or raise and take nothing; under the lock."""
@@ -161,9 +165,10 @@ class _Scatter:
         fresh: TiledEvictable | None = None
         complete = False
         try:
+            await traffic.reserve_plan(entry, self.plan, self.staging, changes)
             await traffic.bring(entry, self.plan, changes)
             fresh = self.carrier._fresh(Location.NONE)
-            await self._fill(fresh)
+            await self._fill(entry, fresh)
             complete = True
         finally:
             if not complete:
@@ -173,30 +178,33 @@ class _Scatter:
         await traffic.finish_with(entry, self.plan.passing)
         return self._publish(fresh)
 
-    async def _fill(self, fresh: TiledEvictable) -> None:
-        required, template = self.plan.required, self.template
-        grid, placement = fresh._traffic.grid, self.carrier._place(template)
+    async def _fill(self, entry: LedgerEntry, fresh: TiledEvictable) -> None:
+        grid, placement = fresh._traffic.grid, self.carrier._place(self.template)
         values = await CompactValues.of(grid, placement, self.selection, self.compact)
-        with fresh._covering("scatter", required) as covered:
-            writer = TileWriter(fresh, covered, counted=False)
-            if self.plan.reads:
-                await self._add(writer, values)
-            else:
-                await writer.write(required, values, "replace")
-        fresh._advance_version(None)  # once, however many steps that took
+        if self.plan.reads:
+            await self._add(entry, fresh, values)
+        else:
+            await in_waves(
+                fresh,
+                "scatter",
+                self.plan.required,
+                lambda writer, wave: writer.write(wave, values, "replace"),
+            )
+        fresh._version = 1  # nobody has seen it change, however many steps that took
 
-    async def _add(self, writer: TileWriter, values: CompactValues) -> None:
+    async def _add(self, entry: LedgerEntry, fresh: TiledEvictable, values: CompactValues) -> None:
         """Store the sums of the template's tiles and the compact ones, which are at hand or stream past."""
         traffic, plan = self.carrier._traffic, self.plan
 
-        async def store(wave: Ordinals, rows: list[Flat]) -> None:
-            base_of = dict(zip(wave.tolist(), rows, strict=True))
+        async def store(ordinals: Ordinals, rows: list[Flat]) -> None:
+            base_of = dict(zip(ordinals.tolist(), rows, strict=True))
 
-            def sums(ordinals: Ordinals, targets: Sequence[Flat]) -> list[Views]:
-                bases = [base_of[ordinal] for ordinal in ordinals.tolist()]
-                return values.onto(ordinals, targets, bases)
+            def sums(wave: Ordinals, targets: Sequence[Flat]) -> list[Views]:
+                return values.onto(wave, targets, [base_of[ordinal] for ordinal in wave.tolist()])
 
-            await writer.store(wave, sums, add_tiles)
+            await in_waves(
+                fresh, "scatter", ordinals, lambda writer, wave: writer.store(wave, sums, add_tiles)
+            )
 
         if traffic.table.is_resident(plan.required).all():
             traffic.count(hits=len(plan.passing))  # those that stay are counted where they are brought
@@ -204,7 +212,7 @@ class _Scatter:
             return
         staying = plan.staying
         await store(staying, traffic.rows(staying))
-        await traffic.stream(plan.required[plan.is_passing()], store)
+        await traffic.stream(plan.required[plan.is_passing()], store, entry=entry)
 
     def _publish(self, fresh: TiledEvictable) -> Tensor:
         result = Tensor._of(fresh, self.template.offset, self.template.layout, any(self.wanted))

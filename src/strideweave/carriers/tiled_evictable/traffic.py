@@ -282,7 +282,7 @@ class TileTraffic:
         if self.budget is not None:
             staying = plan.staying
             if len(plan.extra):
-                staying = np.concatenate((staying, plan.extra[np.isin(plan.extra, entry.needs)]))
+                staying = np.concatenate((staying, self._planned(entry, plan)))
             await self.reserve(
                 entry, staying, staging_bytes, passing=plan.passing, first=plan.early, changes=changes
             )
@@ -379,7 +379,7 @@ class TileTraffic:
         """
         if len(plan.early):
             changes.dropped += await self.drop_unneeded(entry, plan.early)
-        todo = plan.staying if plan.reads else NO_ORDINALS
+        todo = plan.staying
         resident = self.table.is_resident(todo)
         hits = int(np.count_nonzero(resident))
         with self.lock:
@@ -388,9 +388,8 @@ class TileTraffic:
         if not missing and not len(plan.extra):
             return
         todo = todo[~resident]
-        if len(plan.extra):  # a planned tile that the request does not hold was invalid or is somebody else's
-            held = np.isin(plan.extra, entry.needs) & self.table.is_valid(plan.extra)
-            todo = np.concatenate((todo, plan.extra[held]))
+        if len(plan.extra):
+            todo = np.concatenate((todo, self._planned(entry, plan)))
         misses, counted = 0, plan.required if plan.reads else NO_ORDINALS
         while len(todo := todo[~self.table.is_resident(todo)]):
             passages, mine = self._sort_out(todo)
@@ -402,6 +401,10 @@ class TileTraffic:
                     await passage.done.wait()
                     await self._adopt_staged(entry, passage, todo, changes)
         self.count(misses=misses, shared=missing - misses)
+
+    def _planned(self, entry: LedgerEntry, plan: RequestPlan) -> Ordinals:
+        """The tiles that a plan promotes besides; one that the request does not hold is somebody else's."""
+        return plan.extra[np.isin(plan.extra, entry.needs) & self.table.is_valid(plan.extra)]
 
     async def fetch(self, entry: LedgerEntry, ordinals: Ordinals, changes: Changes | None = None) -> None:
         """Make missing tiles primary, all or none; ``entry`` holds them and nobody else moves them.
