@@ -72,6 +72,14 @@ def policies() -> None:
     sw.TiledEvictable(sw.CPU(0), sw.FileBacked(), (4,), (8,), residency_policy=policy)
     sw.TiledEvictable(sw.CPU(0), sw.FileBacked(), (4,), (8,), residency_policy=sw.LRU(max_tiles=2))
     sw.TiledEvictable(sw.CPU(0), sw.FileBacked(), (4,), (8,), residency_policy=NoPlan())  # type: ignore[arg-type]
+    recorder = sw.TraceRecorder(sw.S3FIFO(max_bytes=64), "run.trace")
+    sw.TiledEvictable(sw.CPU(0), sw.FileBacked(), (4,), (8,), residency_policy=recorder)
+    assert_type(recorder.trace, sw.Trace)
+    assert_type(sw.replay(sw.Trace.load("run.trace"), policy), sw.ReplayReport)
+    sw.replay(recorder, policy)  # type: ignore[arg-type]
+    sw.TraceRecorder(NoPlan())  # type: ignore[arg-type]
+    with recorder as same:
+        assert_type(same, sw.TraceRecorder)
 
 
 def conflicts(error: sw.TileConflictError) -> None:

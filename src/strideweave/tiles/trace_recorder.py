@@ -34,7 +34,8 @@ class TraceRecorder:
     asked, ``promote`` and ``evict``, are not in a trace, nor are those that the policy refuses.
 
     Args:
-        policy: decides; None promotes what is required and keeps it.
+        policy: decides; None promotes what is required and keeps it. For operations and backward passes that is
+            more than a carrier without a policy keeps: those leave residency as they found it there.
         path: where ``save`` writes, and the end of a ``with`` block; its folder must exist.
 
     Raises:

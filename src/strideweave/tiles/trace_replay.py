@@ -57,8 +57,8 @@ def replay(trace: Trace, policy: ResidencyPolicy | None) -> ReplayReport:
 
     Residency follows from the plans alone, by the rules by which a carrier carries them out. At the beginning
     every tile lies in the slow tier and has a value. Each request is over before the next begins, so what
-    requests at the same time share, or put off, does not show; nor do writes, and that a scatter which
-    replaces tiles reads none.
+    requests at the same time share, or put off, does not show. Neither does what else a trace does not tell:
+    writes, that a scatter which replaces tiles reads none, that an operation may look at a tile more than once.
 
     Args:
         trace: the requests.

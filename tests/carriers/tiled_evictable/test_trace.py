@@ -9,10 +9,13 @@ from strideweave import (
     KeepResident,
     ResidencyPlan,
     Streaming,
+    Tensor,
     TileSet,
     Trace,
     TraceRecorder,
     asarray,
+    mul,
+    reduce_sum,
     replay,
 )
 
@@ -69,3 +72,20 @@ def test_resident_tiles_that_a_plan_evicts_are_hits_of_an_adding_scatter_too(mak
     assert np.array_equal(found, model.values[[2, 5]] + 1)
     statistics = model.carrier.statistics()
     assert (statistics.hits, statistics.misses, statistics.evictions) == (2, 0, 2)
+
+
+def test_every_kind_of_request_is_recorded_with_its_purpose(make_model):
+    recorder = TraceRecorder(LRU(max_tiles=3))
+    model = make_model(policy=recorder)
+    tensor = Tensor(model.carrier, 0, model.tensor.layout)
+    compact = asarray(np.ones((2, *model.values.shape[1:]), np.float32))
+    model.project(1, 2).wait()
+    reduce_sum(mul(tensor, tensor)).backward()
+    model.carrier.scatter(compact, tensor, model.select(0, 5), "add").wait()
+    model.carrier.scatter(compact, tensor, model.select(3, 4)).wait()
+    model.carrier.promote(TileSet([(7, 0, 0)]))  # of which no policy is asked
+    asked = [(request.purpose, len(request.tiles)) for request in recorder.trace.requests]
+    assert asked[:2] == [("projection", 2), ("operation", 8)]
+    assert set(asked[2:-2]) == {("backward", 8)}
+    assert asked[-2:] == [("scatter", 2), ("scatter", 2)]
+    assert replay(recorder.trace, LRU(max_tiles=3)).peak_resident == 3
