@@ -219,6 +219,11 @@ def _staged(traffic: TileTraffic, tiles: int) -> Iterator[Carrier]:
         traffic.unstage(staging)
 
 
+async def _clear(traffic: TileTraffic, rows: Iterable[npt.NDArray[np.unsignedinteger]]) -> None:
+    zero = np.zeros(1, traffic.unit)
+    await traffic.copy([(row, np.broadcast_to(zero, row.shape)) for row in rows])
+
+
 def _waves(tiles: Ordinals, count: int) -> Iterator[Ordinals]:
     return (tiles[first : first + count] for first in range(0, len(tiles), count))
 
@@ -249,7 +254,7 @@ async def _send(source: TiledEvictable, move: TileMove, span: _Span, destination
                 await run_transfers(operation, span.outward(wave, there, destination))
     if implicit.any():
         with _staged(traffic, 1) as zeros:
-            zeros._bytes()[:] = 0
+            await _clear(traffic, [zeros._bytes().view(traffic.unit)])
             for batch in traffic._batches(tiles[implicit]):
                 await run_transfers(operation, span.outward(batch, [(zeros, 0)] * len(batch), destination))
 
@@ -279,8 +284,7 @@ class _Arrival:
         kept, new = tiles[resident], tiles[~resident]
 
         async def fill(batch: Ordinals) -> None:
-            for row in traffic.rows(self.span.partial(batch)):
-                row[:] = 0
+            await _clear(traffic, traffic.rows(self.span.partial(batch)))
             await self._bring(batch)
 
         async def overwrite() -> None:
@@ -328,7 +332,7 @@ class _Arrival:
         elif traffic.table.is_valid(at)[0] and not traffic.table.is_implicit(at)[0]:
             await traffic._read(at, staging, [start])
         else:
-            row[:] = 0
+            await _clear(traffic, [row])
 
     async def _store(self, wave: Ordinals, places: list[Place]) -> None:
         """Write staged tiles back; from then on the secondary tier has their values."""
