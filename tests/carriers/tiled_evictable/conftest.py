@@ -17,7 +17,7 @@ from strideweave import CPU, FileBacked, Generic, Tensor, TiledEvictable
 from strideweave.carriers.move import dispatch_move, registered_move_operation
 from strideweave.carriers.tiled_evictable.traffic import TileTraffic
 from strideweave.dtype import DType
-from strideweave.layout import row_major
+from strideweave.layout import Layout, row_major
 
 EXPERTS, ROWS, COLUMNS = 8, 4, 6
 TILE_BYTES = ROWS * COLUMNS * 4
@@ -37,6 +37,10 @@ class Model:
     def project(self, *experts: int, **options):
         return self.carrier.project(self.tensor, self.select(*experts), **options)
 
+    def strided(self) -> Tensor:
+        """The full Tensor with the rows of a tile in another order than its slots, so that tiles come apart."""
+        return Tensor(self.carrier, 0, Layout((EXPERTS, (2, 2), COLUMNS), (ROWS * COLUMNS, (12, 6), 1)))
+
     def check(self, *experts: int) -> None:
         assert np.array_equal(self.project(*experts).wait().numpy(), self.values[list(experts)])
 
@@ -52,6 +56,9 @@ class Model:
         return (
             found.pending_requests == found.pinned_tiles == found.in_flight_bytes == found.staging_bytes == 0
             and found.resident_bytes == found.resident_tiles * found.tile_bytes
+            and found.waiting_requests == 0
+            and found.memory_bytes == found.resident_bytes + found.recycled_bytes
+            and (found.memory_limit_bytes is None or found.peak_memory_bytes <= found.memory_limit_bytes)
         )
 
     def at_rest(self) -> bool:
@@ -89,6 +96,8 @@ def no_task_leaves_anything_under_way(monkeypatch) -> Iterator[None]:
             counters.in_flight_bytes,
             counters.staging_bytes,
             counters.reserved_tiles - self.table.resident_count,
+            counters.leaving_bytes,
+            *([] if self.budget is None else self.budget.promised),
         )
         if any(found) and os.getpid() == parent:
             left.append(found)
@@ -113,6 +122,7 @@ def make_model() -> Iterator[Callable[..., Model]]:
         mutable: bool = True,
         dtype: DType = DType.Float32,
         keep: bool = True,
+        memory_limit: int | None = None,
     ) -> Model:
         values = expert_values(dtype)
 
@@ -128,7 +138,14 @@ def make_model() -> Iterator[Callable[..., Model]]:
             fast = fast.new_like(values.ravel(), mutable=mutable)
         elif start == "secondary":
             slow = slow.new_like(values.ravel())
-        carrier = TiledEvictable(fast, slow, (EXPERTS, 1, 1), (1, ROWS, COLUMNS), residency_policy=policy)
+        carrier = TiledEvictable(
+            fast,
+            slow,
+            (EXPERTS, 1, 1),
+            (1, ROWS, COLUMNS),
+            residency_policy=policy,
+            memory_limit=memory_limit,
+        )
         if keep:  # else it goes when the test lets go of it
             made.append(carrier)
         return Model(carrier, Tensor(carrier, 0, row_major(EXPERTS, ROWS, COLUMNS)), values)

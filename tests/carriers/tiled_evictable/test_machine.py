@@ -76,8 +76,9 @@ class TiledMachine(RuleBasedStateMachine):
         policy=st.sampled_from(
             [None, Drawn, KeepResident, Streaming, lambda: LRU(max_tiles=2), lambda: LRU(max_bytes=100)]
         ),
+        limit=st.sampled_from([None, None, 1, 2, 3, 4.5]),
     )
-    def make(self, primary, secondary, resident, writable, policy):
+    def make(self, primary, secondary, resident, writable, policy, limit):
         self.memory = {slot: float(slot) for slot in range(SLOTS)}
         values = np.arange(SLOTS, dtype=np.float32)
         fast, slow = (
@@ -85,12 +86,15 @@ class TiledMachine(RuleBasedStateMachine):
             for kind in (primary, secondary)
         )
         self.place_failures(primary, secondary)
-        if resident:
+        self.limit = limit and int(limit * TILE_SLOTS * 4)
+        if resident and limit is None:
             fast = fast.new_like(values)
         else:
             slow = slow.new_like(values, mutable=writable)
         self.policy = policy() if policy else None
-        self.carrier = TiledEvictable(fast, slow, GRID, TILE, residency_policy=self.policy)
+        self.carrier = TiledEvictable(
+            fast, slow, GRID, TILE, residency_policy=self.policy, memory_limit=self.limit
+        )
         self.tensor = Tensor(self.carrier, 0, tile_major_layout(TileGrid(GRID, TILE)))
         self.version = 0
 
@@ -150,6 +154,10 @@ class TiledMachine(RuleBasedStateMachine):
         assert found.in_flight_bytes == found.staging_bytes == found.put_off_evictions == 0
         assert found.resident_bytes == found.resident_tiles * found.tile_bytes
         assert found.recycled_bytes <= found.recycle_limit_bytes
+        assert found.memory_bytes == found.resident_bytes + found.recycled_bytes
+        if self.limit is not None:
+            assert found.peak_memory_bytes <= self.limit
+            assert (found.waiting_requests, carrier._traffic.budget.promised) == (0, (0, 0, 0))
         primary, secondary = set(carrier.primary_tiles), set(carrier.secondary_tiles)
         assert not primary & secondary
         assert primary | secondary == set(carrier.valid_tiles) == set(TILES)
@@ -177,11 +185,15 @@ class TiledMachine(RuleBasedStateMachine):
         try:
             return call()
         except (OSError, MemoryError, ZeroDivisionError) as error:
+            if "memory_limit" in str(error):  # it can never fit, and nothing was begun
+                assert self.residency() == (primary, dirty)
+                return None
             bad_policy = isinstance(error, ZeroDivisionError)
             assert bad_policy or self.broken or failures > self.failures.count(True)
             single = not self.broken and failures == self.failures.count(True) + 1
-            if undone and (self.policy is None or bad_policy or single):
-                # Else a second failure may keep what a policy gave up for the request from coming back.
+            nothing_gave_way = self.policy is None and self.limit is None
+            if undone and (nothing_gave_way or bad_policy or single):
+                # Else a second failure may keep what made room for the request from coming back.
                 assert self.carrier.primary_tiles == primary
                 assert set(self.carrier.dirty_tiles) <= set(dirty)
             return None
@@ -273,6 +285,8 @@ class TiledMachine(RuleBasedStateMachine):
                 started.append((method, argument, handle))
             except (TileConflictError, ZeroDivisionError):
                 continue
+            except MemoryError as error:
+                assert "memory_limit" in str(error)
         for method, argument, handle in started:
             try:
                 found = handle.wait(10)

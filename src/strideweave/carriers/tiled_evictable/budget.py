@@ -169,6 +169,11 @@ class Budget:
         """How many requests wait for room."""
         return len(self._queue)
 
+    @property
+    def promised(self) -> tuple[int, int, int]:
+        """Requests with a grant, tiles that they have room for without a place, and bytes that they may stage."""
+        return len(self._grants), self._promised, self._staging
+
     def check(self, kind: str, tiles: int, staging: int) -> None:
         """Refuse what could not fit if the carrier held nothing else.
 

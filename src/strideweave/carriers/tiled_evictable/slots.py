@@ -21,6 +21,7 @@ from strideweave.tiles.residency import Location
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from strideweave.carriers.base import Carrier
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
     from strideweave.tiles.ledger import LedgerEntry
 
@@ -106,13 +107,18 @@ def read_slots(carrier: TiledEvictable, start: int, slots: int) -> npt.NDArray[A
     """
     traffic = carrier._traffic
     size = traffic.grid.tile_size
-    values = np.empty(slots, carrier.dtype().numpy)
     if not slots:
-        return values
+        return np.empty(0, carrier.dtype().numpy)
+    whole = not start % size and not slots % size
+    target = traffic.prototype._allocate_result(slots)  # of the class that tiles are read to
+    values: npt.NDArray[Any] = target._bytes().view(carrier.dtype().numpy)
     flat = values.view(f"u{carrier.dtype().itemsize}")
     tiles = np.arange(start // size, (start + slots - 1) // size + 1)
     plan = RequestPlan(tiles, passing=tiles)
-    staging = traffic.check_plan("a read", plan)
+    staging = traffic.check_plan("a read", plan, in_place=whole)
+
+    def landing(wave: Ordinals) -> tuple[Carrier, list[int]]:
+        return target, [ordinal * size - start for ordinal in wave.tolist()]
 
     async def consume(wave: Ordinals, rows: list[npt.NDArray[np.unsignedinteger]]) -> None:
         pairs = []
@@ -127,7 +133,7 @@ def read_slots(carrier: TiledEvictable, start: int, slots: int) -> npt.NDArray[A
         changes, complete = Changes(), False
         try:
             await traffic.reserve_plan(entry, plan, staging, changes)
-            await traffic.stream(tiles, consume, entry=entry)
+            await traffic.stream(tiles, consume, landing if whole else None, entry=entry)
             complete = True
         finally:
             if not complete:

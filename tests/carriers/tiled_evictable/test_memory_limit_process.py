@@ -1,0 +1,135 @@
+"""A memory limit at the ends of things: a fork, the interpreter's exit, and the kernel's own limit."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import numpy as np
+import pytest
+
+from strideweave import (
+    CPU,
+    FileBacked,
+    TileSet,
+)
+
+TILE = 4 * 6 * 4  # bytes of a tile of make_model
+
+
+def tiles(*experts: int) -> TileSet:
+    return TileSet([(expert, 0, 0) for expert in experts])
+
+
+def statistics(model):
+    return model.carrier.statistics()
+
+
+def until(condition) -> None:
+    """Wait for what another thread is about to do."""
+    deadline = threading.Event()
+    for _ in range(2000):
+        if condition():
+            return
+        deadline.wait(0.005)
+    raise AssertionError("it never happened")
+
+
+# The ends
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_child_inherits_no_queue(make_model, control_moves):
+    model = make_model(memory_limit=2 * TILE)
+    moves = control_moves(FileBacked, CPU)
+    moves.gate.clear()
+    handles = [model.project(0, 1)]
+    moves.wait_until_entered()
+    handles += [model.project(2, 3), model.carrier.promote_async(tiles(4, 5))]
+    until(lambda: statistics(model).waiting_requests == 2)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            moves.open()
+            found = statistics(model)
+            assert (found.waiting_requests, found.pending_requests, found.staging_bytes) == (0, 0, 0)
+            assert model.carrier._traffic.budget.promised == (0, 0, 0)
+            for pair in ((2, 3), (0, 1), (6, 7)):
+                model.project(*pair).wait(5)
+            assert np.array_equal(model.project(4, 5).wait(5).numpy(), model.values[[4, 5]])
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    moves.open()
+    for handle in handles:
+        handle.wait(10)
+    assert model.at_rest()
+
+
+def test_the_end_of_the_interpreter_does_not_wait_for_room():
+    """Requests that wait are dropped with the others, without a word."""
+    program = """
+        import numpy as np, strideweave as sw
+        tensor = sw.tiled(np.ones((8, 4), np.float32), (1, 4), resident=False, memory_limit=16)
+        carrier = tensor.carrier
+        handles = [carrier.project(tensor, carrier.select({0: [row % 8]})) for row in range(50)]
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+
+
+PROGRAM = """
+    import resource, sys
+    import numpy as np
+    import strideweave as sw
+
+    MIB = 1 << 20
+    limit = int(sys.argv[1]) * MIB or None
+    tile = int(sys.argv[2])
+    count = 192 * MIB // tile
+    tensor = sw.tiled(np.broadcast_to(np.arange(count, dtype=np.float32)[:, None], (count, tile // 4)),
+                      (1, tile // 4), resident=False, memory_limit=limit)
+    carrier = tensor.carrier
+    few = max(1, MIB // tile)
+    carrier.project(tensor, carrier.select({0: [0]})).wait()  # what starts with the first request
+    carrier.evict(carrier.primary_tiles)
+    data = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData:"))
+    resource.setrlimit(resource.RLIMIT_DATA, (data * 1024 + 56 * MIB,) * 2)
+    try:
+        for turn in range(2):
+            for first in range(0, count - few + 1, few):
+                rows = list(range(first, first + few))
+                found = carrier.project(tensor, carrier.select({0: rows})).wait().numpy()
+                assert (found[:, 0] == rows).all()
+    except MemoryError:
+        print("no memory")
+    else:
+        peak = carrier.statistics().peak_memory_bytes
+        anonymous = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon:"))
+        print("ran", peak <= (limit or 1 << 60))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts memory on Linux only")
+@pytest.mark.parametrize("tile", [64 << 10, 96 << 10, 4 << 20])
+@pytest.mark.parametrize(("limit", "outcome"), [(32, "ran True"), (0, "no memory")])
+def test_the_process_itself_stays_within_the_limit(tile, limit, outcome):
+    """Under the kernel's own limit 192 MiB of tiles pass through 32 MiB, and without one they do not fit."""
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), str(limit), str(tile)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.stdout.strip() == outcome, ran.stderr
