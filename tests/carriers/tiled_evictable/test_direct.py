@@ -29,8 +29,7 @@ from strideweave import (
     row_major,
     tiled,
 )
-from strideweave.carriers.tiled_evictable import windows
-from strideweave.carriers.tiled_evictable.operands import DirectOperands
+from strideweave.carriers.tiled_evictable import direct_request, windows
 from strideweave.operations.definition import apply
 from strideweave.runtime.event_loop import current_runtime
 from strideweave.tiles.grid import TileGrid
@@ -50,7 +49,7 @@ NAMES = ["add", "elementwise_mul", "matmul", "mul", "reduce_sum", "relu"]
 
 def small_budget(monkeypatch, nbytes=256):
     """Cut the operations of small tensors into many blocks."""
-    monkeypatch.setattr(DirectOperands, "budget", property(lambda self: nbytes))
+    monkeypatch.setattr(direct_request, "WINDOW_BYTES", nbytes)
 
 
 def make(values, tile_shape, *, compute=CPU, resident=True, column_major=False, policy=None):

@@ -16,7 +16,7 @@ from strideweave.carriers.tiled_evictable.direct_pass import (
     is_narrow,
     widened,
 )
-from strideweave.carriers.tiled_evictable.direct_request import run_request
+from strideweave.carriers.tiled_evictable.direct_request import Holding
 from strideweave.carriers.tiled_evictable.operands import DirectOperands
 from strideweave.carriers.tiled_evictable.regions import cut_operation
 from strideweave.carriers.view_operations import CarrierOperation
@@ -62,20 +62,20 @@ class TiledOperation(CarrierOperation):
         wants_grad = self._wants_grad(bound)
         dense_versions = {tensor.carrier: tensor.carrier.version for tensor in operands.dense}
         target = DenseTarget(operands.prototype, bound.result.shape, bound.result.dtype)
-        walk = _forward(operands, target)
-        _, versions = run_request(operands.tiled, "operation", walk.run, host=operands.host)
+        holding = Holding(operands.tiled, "operation")
+        holding.run(_forward(operands, target, holding).run, host=operands.host)
         result = target.tensor(wants_grad)
         if wants_grad:
-            attach_backward(operands, result, dense_versions | versions)
+            attach_backward(operands, result, {**dense_versions, **holding.versions})
         return result
 
 
-def _forward(operands: DirectOperands, target: DenseTarget) -> Pass:
+def _forward(operands: DirectOperands, target: DenseTarget, holding: Holding) -> Pass:
     bound = operands.bound
     space, dtype = operands.space, bound.result.dtype
     present = [position for position, axes in enumerate(space.operands) if axes is not None]
     footprints = [operands.footprint(position) for position in present]
-    cut = cut_operation(space.extents, operands.result_footprint, footprints, operands.budget)
+    cut = cut_operation(space.extents, operands.result_footprint, footprints, holding.budget)
     # Parts that are added up must not be rounded before.
     wide = is_narrow(dtype) and cut.parts > 1
     operation = operands.prototype.dispatch_op(bound.definition.name)
@@ -86,5 +86,5 @@ def _forward(operands: DirectOperands, target: DenseTarget) -> Pass:
             inputs[position] = widened(region) if wide else region
         return operation.forward(*inputs, **bound.options)
 
-    readings = [operands.reading(position) for position in present]
-    return Pass(cut, readings, compute, target, space.result)
+    readings = [operands.reading(position, holding) for position in present]
+    return Pass(cut, readings, compute, target, space.result, overlaps=holding.overlaps)

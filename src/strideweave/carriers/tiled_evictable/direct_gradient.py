@@ -20,7 +20,7 @@ from strideweave.carriers.tiled_evictable.direct_pass import (
     TiledTarget,
     widened,
 )
-from strideweave.carriers.tiled_evictable.direct_request import run_request
+from strideweave.carriers.tiled_evictable.direct_request import Holding
 from strideweave.carriers.tiled_evictable.regions import Footprint, cut_operation, region_of
 from strideweave.dtype import DType
 from strideweave.layout import Layout
@@ -112,10 +112,10 @@ class _Backward:
 
     def run(self, position: int, cotangent: Tensor, target: DenseTarget | TiledTarget, host: Any) -> None:
         """Make the share of one operand, as a request over the tiled operands that it is made from."""
-        walk = self._pass(position, cotangent, target)
         tensors = [self.operands.bound.operands[at] for at in self._reads(position)]
         tiled = [cast("Tensor", tensor) for tensor in tensors if self.operands.is_tiled(tensor)]
-        run_request(tiled, "backward", walk.run, host=host)
+        holding = Holding(tiled, "backward")
+        holding.run(self._pass(position, cotangent, target, holding).run, host=host)
 
     def _dense_share(self, position: int, cotangent: Tensor) -> Tensor:
         bound = self.operands.bound
@@ -134,14 +134,17 @@ class _Backward:
         operands = self.operands.bound.operands
         return tuple([at for at in positions if at != RESULT and isinstance(operands[at], Operand)])
 
-    def _pass(self, position: int, cotangent: Tensor, target: DenseTarget | TiledTarget) -> Pass:
+    def _pass(
+        self, position: int, cotangent: Tensor, target: DenseTarget | TiledTarget, holding: Holding
+    ) -> Pass:
         operands = self.operands
         bound, space = operands.bound, operands.space
         reads = self._reads(position)
         wide = Footprint(space.result, max(DType.Float32.itemsize, cotangent.dtype.itemsize))
         footprints = [wide, *[operands.footprint(at) for at in reads]]
-        cut = cut_operation(space.extents, operands.footprint(position), footprints, operands.budget)
-        readings = [Reading(space.result, cotangent), *[operands.reading(at) for at in reads]]
+        budget = target.budget(holding.budget)
+        cut = cut_operation(space.extents, operands.footprint(position), footprints, budget)
+        readings = [Reading(space.result, cotangent), *[operands.reading(at, holding) for at in reads]]
         if self.kept is not None:
             readings.append(Reading(space.result, self.kept))
 
@@ -159,7 +162,8 @@ class _Backward:
             own = region_of(space.operands[position] or (), block)
             return fit(share, _stand_in(g.carrier, own, share.dtype))
 
-        return Pass(cut, readings, compute, target, space.operands[position] or ())
+        axes = space.operands[position] or ()
+        return Pass(cut, readings, compute, target, axes, overlaps=holding.overlaps)
 
     def _vjp(
         self, position: int, inputs: tuple[Any, ...], result: Tensor | None, cotangent: Tensor

@@ -63,6 +63,10 @@ class Target(ABC):
     def take(self, region: Region, part: Tensor) -> None:
         """Note the values of a region, in a worker thread; ``part`` is nobody else's to change."""
 
+    def budget(self, most: int) -> int:
+        """How many bytes of it may be at hand at once, or one tile."""
+        return most
+
     @abstractmethod
     async def settle(self) -> None:
         """Do what is left to be done in the loop."""
@@ -129,6 +133,10 @@ class TiledTarget(Target):
         """The carrier of the gradient."""
         return self._carrier
 
+    def budget(self, most: int) -> int:
+        """No more than what its own memory limit would have it stage."""
+        return self._carrier._traffic.staging_room(most)
+
     def take(self, region: Region, part: Tensor) -> None:
         """Keep a region, which is of whole tiles, until it is settled."""
         if part.dtype is not self.tensor.dtype:
@@ -157,13 +165,21 @@ class Pass:
             gradients. What it gives has Float32 at least where it is to be added up.
         target: takes the regions.
         axes: the index axes that the target runs along.
+        overlaps: whether the windows of the next block are fetched while one is computed.
     """
 
     def __init__(
-        self, cut: Cut, readings: Sequence[Reading], compute: Compute, target: Target, axes: Axes
+        self,
+        cut: Cut,
+        readings: Sequence[Reading],
+        compute: Compute,
+        target: Target,
+        axes: Axes,
+        *,
+        overlaps: bool,
     ) -> None:
         self._cut, self._readings, self._compute = cut, readings, compute
-        self._target, self._axes = target, axes
+        self._target, self._axes, self._overlaps = target, axes, overlaps
         self._errors: Any = np.geterr()  # the caller's: a worker thread has its own
         self._windows: dict[tuple[TiledSource, Hashable], Window] = {}
         self._total: Array | None = None
@@ -181,15 +197,21 @@ class Pass:
                 await self._load(step)
             while step is not None:
                 following = next(steps, None)
-                jobs = [partial(run_jobs, [partial(self._work, step)])]
-                if following is not None:
-                    jobs.append(partial(self._load, following))
-                await _together(jobs)
-                self._let_go(following)
+                await self._step(step, following)
                 await self._target.settle()
                 step = following
         finally:
             self._let_go(None)
+
+    async def _step(self, step: Step, following: Step | None) -> None:
+        """Compute a block, whose windows are there, and fetch those of the next."""
+        jobs = [partial(run_jobs, [partial(self._work, step)])]
+        if following is not None and self._overlaps:
+            jobs.append(partial(self._load, following))
+        await _together(jobs)
+        self._let_go(following)
+        if following is not None and not self._overlaps:
+            await self._load(following)
 
     def _wanted(self, step: Step) -> Iterator[tuple[TiledSource, Region]]:
         for reading in self._readings:

@@ -7,13 +7,14 @@ its own ledger, and the carrier from being released, until the task has ended.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
-from strideweave.carriers.tiled_evictable.traffic import Changes
+from strideweave.carriers.tiled_evictable.traffic import STAGING_BYTES, Changes
+from strideweave.carriers.tiled_evictable.windows import TiledSource
 from strideweave.runtime.await_result import AwaitResult
 from strideweave.runtime.thread_role import waiting_is_forbidden
 from strideweave.tiles.coordinates import NO_ORDINALS
@@ -21,27 +22,44 @@ from strideweave.tiles.plan import RequestPlan, plan_request
 from strideweave.tiles.selection import TileSelection
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Sequence
 
+    import numpy.typing as npt
+
+    from strideweave.carriers.base import Carrier
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
     from strideweave.carriers.tiled_evictable.traffic import TileTraffic
+    from strideweave.layout import Layout
     from strideweave.tensor import Tensor
     from strideweave.tiles.ledger import LedgerEntry
 
-__all__ = ["run_request"]
+__all__ = ["Holding"]
+
+WINDOW_BYTES = STAGING_BYTES
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True, eq=False)
 class _Hold:
-    """All tiles of one carrier, as the request holds them."""
+    """All tiles of one carrier, as the request holds them.
 
-    carrier: TiledEvictable
-    plan: RequestPlan = field(default_factory=lambda: RequestPlan(NO_ORDINALS))
-    admitted: LedgerEntry | None = None
-    version: int = 0
-    changes: Changes = field(default_factory=Changes)
+    Attributes:
+        carrier: whose tiles they are.
+        purpose: what for.
+        windows: how many windows one block needs.
+        window_bytes: how large a window may be.
+        overlaps: whether there is memory for the windows of two blocks.
+        version: of the carrier, when the request was admitted.
+    """
+
+    def __init__(self, carrier: TiledEvictable, purpose: str, windows: int) -> None:
+        self.carrier, self.purpose, self.windows = carrier, purpose, windows
+        self.window_bytes, self.overlaps = max(WINDOW_BYTES, self.traffic.tile_bytes), True
+        self.version = 0
+        self._plan = RequestPlan(NO_ORDINALS)
+        self._staging = 0
+        self._entry: LedgerEntry | None = None
+        self._changes = Changes()
 
     @property
     def traffic(self) -> TileTraffic:
@@ -49,116 +67,195 @@ class _Hold:
 
     @property
     def entry(self) -> LedgerEntry:
-        if self.admitted is None:
+        """The request in this carrier's ledger."""
+        if self._entry is None:
             raise RuntimeError("this request was not admitted; this is a defect")
-        return self.admitted
+        return self._entry
 
-    def ask_policy(self, purpose: str) -> None:
+    def check(self) -> None:
+        """Raise what admission would raise now.
+
+        A policy believes that its plans are carried out, so it is not asked for what would be refused.
+        """
+        self.carrier._require_live()
+        self.traffic.check_data(self.purpose, np.arange(self.traffic.grid.tile_count))
+
+    def ask_policy(self) -> None:
         """Make the plan; without a policy no tile is promoted, and none leaves."""
         grid, policy = self.traffic.grid, self.carrier.residency_policy
         everything = TileSelection([range(extent) for extent in grid.grid_shape])
         required = everything.bind(grid)
         if policy is None:
-            self.plan = RequestPlan(required, passing=required)
+            self._plan = RequestPlan(required, passing=required)
         else:
-            self.plan = plan_request(policy, grid, required, everything.tile_set, purpose)
+            self._plan = plan_request(policy, grid, required, everything.tile_set, self.purpose)
 
-    def enter(self, purpose: str) -> LedgerEntry:
+    def fit_limit(self) -> None:
+        """Choose the size of windows so that the memory limit, if there is one, holds them.
+
+        Raises:
+            MemoryError: it could not hold one tile for each window and one on its way there.
+        """
+        traffic = self.traffic
+        if traffic.budget is None:
+            return
+        tile, plan = traffic.tile_bytes, self._plan
+        with traffic.lock:
+            promoted = traffic.table.is_valid(plan.extra) & ~traffic.ledger.changing[plan.extra]
+        tiles = len(plan.staying) + int(np.count_nonzero(promoted))
+        few, many = self.windows + 1, 2 * self.windows + 1
+        traffic.check_fits(self.purpose, tiles, few * tile)
+        room = traffic.staging_room(many * self.window_bytes, tiles)
+        self.overlaps = room // many >= tile
+        count = many if self.overlaps else few
+        self.window_bytes = max(1, room // count // tile) * tile
+        self._staging = count * self.window_bytes
+
+    def enter(self) -> LedgerEntry:
         """Take the tiles, and note the version that they have; under the lock."""
-        self.admitted = self.traffic.enter_data(purpose, self.plan)
+        self._entry = self.traffic.enter_data(self.purpose, self._plan)
         self.version = self.carrier.version
-        return self.admitted
+        return self._entry
 
-    @property
-    def leaving(self) -> Any:
-        """The tiles that are evicted in the end, if nobody else needs them."""
-        return NO_ORDINALS if self.carrier.residency_policy is None else self.plan.passing
+    async def reserve(self) -> None:
+        """Take the memory, if there is a limit."""
+        traffic, plan = self.traffic, self._plan
+        if traffic.budget is not None:
+            staying = np.concatenate((plan.staying, traffic._planned(self.entry, plan)))
+            await traffic.reserve(self.entry, staying, self._staging, first=plan.early, changes=self._changes)
+
+    async def bring(self) -> None:
+        """Make primary what the plan says."""
+        await self.traffic.bring(self.entry, self._plan, self._changes)
+
+    async def undo(self) -> None:
+        """Put residency back."""
+        await self.traffic.undo(self.entry, self._changes)
+
+    async def finish(self) -> None:
+        """Evict what the plan says, if nobody else needs it."""
+        leaving: npt.NDArray[np.int64] = NO_ORDINALS
+        if self.carrier.residency_policy is not None:
+            leaving = self._plan.passing
+        await self.traffic.finish_with(self.entry, leaving)
 
 
-def run_request(
-    tensors: Iterable[Tensor], purpose: str, work: Callable[[], Awaitable[T]], *, host: TiledEvictable
-) -> tuple[T, dict[TiledEvictable, int]]:
-    """Run a coroutine in the runtime's loop while it holds every tile of some tensors, and wait for it.
+class Holding:
+    """Every tile of some full tiled Tensors, to be held by one request.
 
-    Without a policy it leaves the residency that it finds. With one, what the plan promotes is primary before
-    ``work`` begins, and what it evicts leaves when ``work`` has ended.
+    Making it checks and asks, and changes nothing. Without a policy the request leaves the residency that it finds.
+    With one, what the plan promotes is primary before the work begins, and what it evicts leaves in the end.
 
     Args:
-        tensors: full tiled Tensors, of any number of carriers.
+        tensors: what one block reads, of any number of carriers; a tensor that is read in two places comes twice.
         purpose: ``"operation"`` or ``"backward"``.
-        work: the coroutine function.
-        host: whose task it is if there are no tensors.
-
-    Returns:
-        What ``work`` gave, and the version that each carrier had when the request was admitted.
 
     Raises:
         RuntimeError: called inside the runtime, where waiting would deadlock.
-        ReleasedError, InvalidTileError, TileConflictError: the tiles cannot be read; nothing has changed.
-        TypeError, ValueError: a policy answered what is no plan for its carrier; likewise.
-        BaseException: what ``work`` or a transfer raised; residency is what it was.
+        ReleasedError, InvalidTileError, TileConflictError: the tiles cannot be read.
+        TypeError, ValueError: a policy answered what is no plan for its carrier.
+        MemoryError: the work could not be done within a memory limit.
     """
-    if waiting_is_forbidden():
-        raise RuntimeError(
-            f"this {purpose} waits for tiles, which would deadlock inside the runtime; run it in a thread of "
-            "your own, or project the tiles and await them"
-        )
-    holds = [
-        _Hold(cast("TiledEvictable", carrier)) for carrier in {tensor.carrier: None for tensor in tensors}
-    ]
-    for hold in holds:
-        hold.carrier._require_live()
-        # A policy believes that its plans are carried out, so it is not asked for what would be refused.
-        hold.traffic.check_data(purpose, np.arange(hold.traffic.grid.tile_count))
-    for hold in holds:
-        hold.ask_policy(purpose)
-    if not holds:
-        alone: AwaitResult[T] = AwaitResult()
-        return host._scope.start(alone, work).wait(), {}
-    return _run_holding(holds, purpose, work), {hold.carrier: hold.version for hold in holds}
+
+    def __init__(self, tensors: Sequence[Tensor], purpose: str) -> None:
+        if waiting_is_forbidden():
+            raise RuntimeError(
+                f"this {purpose} waits for tiles, which would deadlock inside the runtime; run it in a thread of "
+                "your own, or project the tiles and await them"
+            )
+        windows = Counter([cast("TiledEvictable", tensor.carrier) for tensor in tensors])
+        self._holds = {carrier: _Hold(carrier, purpose, count) for carrier, count in windows.items()}
+        self._sources: dict[tuple[TiledEvictable, int, Layout], TiledSource] = {}
+        for hold in self._holds.values():
+            hold.check()
+        for hold in self._holds.values():
+            hold.ask_policy()
+        for hold in self._holds.values():
+            hold.fit_limit()
+
+    @property
+    def budget(self) -> int:
+        """Bytes that a region may take, or one tile."""
+        return min([WINDOW_BYTES, *[hold.window_bytes for hold in self._holds.values()]])
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether there is memory for the windows of two blocks."""
+        return all(hold.overlaps for hold in self._holds.values())
+
+    @property
+    def versions(self) -> dict[Carrier, int]:
+        """The version that each carrier had when the request was admitted."""
+        return {carrier: hold.version for carrier, hold in self._holds.items()}
+
+    def source(self, tensor: Tensor) -> TiledSource:
+        """The reader of one of the tensors, the same for those that are alike."""
+        carrier = cast("TiledEvictable", tensor.carrier)
+        key = (carrier, tensor.offset, tensor.layout)
+        if key not in self._sources:
+            self._sources[key] = TiledSource(tensor, self._holds[carrier])
+        return self._sources[key]
+
+    def run(self, work: Callable[[], Awaitable[T]], *, host: TiledEvictable) -> T:
+        """Run a coroutine in the runtime's loop while it holds the tiles, and wait for it.
+
+        Args:
+            work: the coroutine function.
+            host: whose task it is if there are no tiles to hold.
+
+        Returns:
+            What ``work`` gave.
+
+        Raises:
+            InvalidTileError, TileConflictError, ReleasedError: the tiles cannot be read any more.
+            BaseException: what ``work`` or a transfer raised; residency is what it was.
+        """
+        over: AwaitResult[None] = AwaitResult()
+        handle: AwaitResult[T] = AwaitResult()
+        companions: list[AwaitResult[None]] = []
+        holds = list(self._holds.values())
+        if not holds:
+            return host._scope.start(handle, work).wait()
+
+        async def accompany(_: LedgerEntry) -> None:
+            await over
+
+        def let_go() -> None:
+            over._finish()
+
+        started = False
+        try:
+            for hold in holds[1:]:
+                companion: AwaitResult[None] = AwaitResult()
+                hold.carrier._start_work(companion, hold.enter, accompany)
+                companions.append(companion)  # one by one: the next may be refused
+            first = holds[0]
+            task = partial(_run, holds, work)
+            first.carrier._start_work(handle, first.enter, lambda _: task(), then=let_go)
+            started = True
+            return handle.wait()
+        finally:
+            if not started:
+                let_go()
+            if handle.done or not started:  # else the thread was interrupted, and the work goes on
+                for companion in companions:
+                    companion.wait()
 
 
-def _run_holding(holds: list[_Hold], purpose: str, work: Callable[[], Awaitable[T]]) -> T:
-    over: AwaitResult[None] = AwaitResult()
-    companions: list[AwaitResult[None]] = []
-
-    async def accompany(_: LedgerEntry) -> None:
-        await over
-
-    def let_go() -> None:
-        over._finish()
-
-    handle: AwaitResult[T] = AwaitResult()
-    started = False
-    try:
-        for hold in holds[1:]:
-            enter = partial(hold.enter, purpose)
-            companions.append(hold.carrier._start_work(AwaitResult(), enter, accompany))
-        first = holds[0]
-        first.carrier._start_work(
-            handle, partial(first.enter, purpose), lambda _: _run(holds, work), then=let_go
-        )
-        started = True
-        return handle.wait()
-    finally:
-        if not started:
-            let_go()
-        if handle.done or not started:  # else the thread was interrupted, and the work goes on
-            for companion in companions:
-                companion.wait()
-
-
-async def _run(holds: list[_Hold], work: Callable[[], Awaitable[T]]) -> T:
+async def _run(holds: Sequence[_Hold], work: Callable[[], Awaitable[T]]) -> T:
     complete = False
     try:
+        # In one order for all requests, so that no two wait for what the other has.
+        for hold in sorted(holds, key=lambda hold: id(hold.carrier)):
+            await hold.reserve()
         for hold in holds:
-            await hold.traffic.bring(hold.entry, hold.plan, hold.changes)
+            await hold.bring()
         value = await work()
         complete = True
     finally:
         if not complete:
             for hold in holds:
-                await hold.traffic.undo(hold.entry, hold.changes)
+                await hold.undo()
     for hold in holds:
-        await hold.traffic.finish_with(hold.entry, hold.leaving)
+        await hold.finish()
     return value

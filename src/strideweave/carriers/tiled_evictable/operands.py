@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from strideweave.carriers.tiled_evictable.direct_pass import Reading, is_narrow
 from strideweave.carriers.tiled_evictable.regions import Footprint, IndexSpace, index_space
-from strideweave.carriers.tiled_evictable.traffic import STAGING_BYTES
-from strideweave.carriers.tiled_evictable.windows import TiledSource
 from strideweave.dtype import DType
 from strideweave.operations.operand import Operand
 
 if TYPE_CHECKING:
     from strideweave.carriers.base import Carrier
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
+    from strideweave.carriers.tiled_evictable.direct_request import Holding
     from strideweave.operations.definition import BoundOperation
     from strideweave.tensor import Tensor
 
@@ -68,11 +67,6 @@ class DirectOperands:
         return cls(bound, space, carriers[0], carriers[0]._traffic.prototype)
 
     @property
-    def budget(self) -> int:
-        """Bytes that a region may take, or one tile."""
-        return STAGING_BYTES
-
-    @property
     def tiled(self) -> list[Tensor]:
         """The operands that are tiled."""
         return [tensor for tensor in self._tensors if self.is_tiled(tensor)]
@@ -101,10 +95,10 @@ class DirectOperands:
         tile_shape = cast("Any", tensor.carrier).tile_shape if self.is_tiled(tensor) else None
         return Footprint(self._axes(position), _working_bytes(tensor.dtype), tile_shape)
 
-    def reading(self, position: int) -> Reading:
-        """An operand that is a tensor, to be read."""
+    def reading(self, position: int, holding: Holding) -> Reading:
+        """An operand that is a tensor, to be read by a request."""
         tensor = cast("Tensor", self.bound.operands[position])
-        source = TiledSource(tensor, self.budget) if self.is_tiled(tensor) else None
+        source = holding.source(tensor) if self.is_tiled(tensor) else None
         return Reading(self._axes(position), tensor, source)
 
     def _axes(self, position: int) -> tuple[int | None, ...]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 
     from strideweave.carriers.base import Carrier
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
+    from strideweave.carriers.tiled_evictable.passages import Staging
     from strideweave.carriers.tiled_evictable.regions import Region
     from strideweave.carriers.tiled_evictable.traffic import TileTraffic
     from strideweave.tiles.gather import CompactGeometry
     from strideweave.tiles.grid import TilePlacement
+    from strideweave.tiles.ledger import LedgerEntry
 
     Ordinals = npt.NDArray[np.int64]
     Row = npt.NDArray[np.unsignedinteger]
@@ -59,11 +61,27 @@ class Window:
 
     tensor: Tensor
     origin: tuple[int, ...]
-    staging: Carrier | None
+    staging: Staging | None
 
     def region(self, region: Region) -> Tensor:
         """The elements of a region that lies in this window."""
         return part_of(self.tensor, within(region, self.origin))
+
+
+class Hold(Protocol):
+    """What a window asks of the request that reads it."""
+
+    @property
+    def carrier(self) -> TiledEvictable:
+        """The carrier of the tensor."""
+
+    @property
+    def entry(self) -> LedgerEntry:
+        """The request in that carrier's ledger."""
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes that a window may take, or one tile."""
 
 
 class TiledSource:
@@ -71,19 +89,20 @@ class TiledSource:
 
     Args:
         tensor: the Tensor.
-        budget: bytes that a window may take, or one tile.
+        hold: how the request holds them.
     """
 
-    def __init__(self, tensor: Tensor, budget: int) -> None:
-        carrier: Any = tensor.carrier
-        self.tensor = tensor
-        self._carrier: TiledEvictable = carrier
-        self._placement: TilePlacement = carrier._place(tensor)
-        self._most_tiles = max(1, budget // self._traffic.tile_bytes)
+    def __init__(self, tensor: Tensor, hold: Hold) -> None:
+        self._hold = hold
+        self._placement: TilePlacement = hold.carrier._place(tensor)
 
     @property
     def _traffic(self) -> TileTraffic:
-        return self._carrier._traffic
+        return self._hold.carrier._traffic
+
+    @property
+    def _most_tiles(self) -> int:
+        return max(1, self._hold.window_bytes // self._traffic.tile_bytes)
 
     def key(self, region: Region) -> Hashable:
         """Regions with the same key are served by the same window."""
@@ -103,25 +122,25 @@ class TiledSource:
         ordinals = selection.bind(self._traffic.grid)
         if len(ordinals) > self._most_tiles:
             return await self._load_elements(region, ordinals)
-        geometry = self._carrier._geometry(self._placement, selection)
+        geometry = self._hold.carrier._geometry(self._placement, selection)
         origin = tuple([found.start * extent for found, extent in zip(tiles, tile_shape, strict=True)])
         where = self._in_place(geometry, ordinals)
         if where is not None:
             return Window(Tensor._of(*where, geometry.layout, False), origin, None)
-        staging = self._traffic.stage_slots(geometry.size)
+        staging = self._traffic.stage(self._hold.entry, geometry.size)
         complete = False
         try:
-            await self._gather(geometry, ordinals, staging)
+            await self._gather(geometry, ordinals, staging.carrier)
             complete = True
         finally:
             if not complete:
-                self._traffic.unstage(staging)
-        return Window(Tensor._of(staging, 0, geometry.layout, False), origin, staging)
+                self._traffic._unstage(staging)
+        return Window(Tensor._of(staging.carrier, 0, geometry.layout, False), origin, staging)
 
     def free(self, window: Window) -> None:
         """Give a window's memory back."""
         if window.staging is not None:
-            self._traffic.unstage(window.staging)
+            self._traffic._unstage(window.staging)
 
     def _in_place(self, geometry: CompactGeometry, ordinals: Ordinals) -> tuple[Carrier, int] | None:
         """Where the tiles lie in the primary tier as they would in a window: carrier and first slot, or None."""
@@ -150,14 +169,16 @@ class TiledSource:
         await copy_resident(traffic, geometry, ordinals[at_hand], at_hand, compact)
         traffic.count(hits=len(at_hand))
         if len(missing):
-            await copy_streamed(traffic, geometry, ordinals[missing], missing, staging)
+            await copy_streamed(
+                traffic, geometry, ordinals[missing], missing, staging, entry=self._hold.entry
+            )
 
     async def _load_elements(self, region: Region, ordinals: Ordinals) -> Window:
         """Copy the elements of a region out of tiles that are too many to be held at once."""
         traffic = self._traffic
         shape = tuple([stop - start for start, stop in region])
-        staging = traffic.stage_slots(prod(shape))
-        values = staging._bytes().view(traffic.unit)[: prod(shape)].reshape(shape)
+        staging = traffic.stage(self._hold.entry, prod(shape))
+        values = staging.carrier._bytes().view(traffic.unit)[: prod(shape)].reshape(shape)
 
         async def consume(wave: Ordinals, rows: list[Row]) -> None:
             coordinates = traffic.grid.coordinates(wave)
@@ -173,13 +194,13 @@ class TiledSource:
 
         complete = False
         try:
-            await traffic.stream(ordinals, consume)
+            await traffic.stream(ordinals, consume, entry=self._hold.entry)
             complete = True
         finally:
             if not complete:
-                traffic.unstage(staging)
+                traffic._unstage(staging)
         origin = tuple([start for start, _ in region])
-        return Window(Tensor._of(staging, 0, row_major(shape), False), origin, staging)
+        return Window(Tensor._of(staging.carrier, 0, row_major(shape), False), origin, staging)
 
     def _copy_overlap(
         self, region: Region, coordinate: tuple[int, ...], row: Row, values: npt.NDArray[Any]
