@@ -236,6 +236,8 @@ def test_slots_beyond_the_source_stay_as_they_are():
     """A tile of which only a part arrives keeps the rest, zero if it had no value."""
     source = np.full(10, -1, np.float32)
     fresh = tiled_carrier()
+    move(flat(CPU(0).new_like([9] * 8)), fresh)
+    fresh.evict(fresh.primary_tiles)  # their places are used again
     move(flat(CPU.from_numpy(source.copy())), fresh)
     assert [state.valid for state in map(fresh.tile_state, [(k, 0) for k in range(6)])] == [True] * 3 + [
         False
