@@ -236,8 +236,6 @@ def test_slots_beyond_the_source_stay_as_they_are():
     """A tile of which only a part arrives keeps the rest, zero if it had no value."""
     source = np.full(10, -1, np.float32)
     fresh = tiled_carrier()
-    move(flat(CPU(0).new_like([9] * 8)), fresh)
-    fresh.evict(fresh.primary_tiles)  # their places are used again
     move(flat(CPU.from_numpy(source.copy())), fresh)
     assert [state.valid for state in map(fresh.tile_state, [(k, 0) for k in range(6)])] == [True] * 3 + [
         False
@@ -272,6 +270,12 @@ def test_spans_of_slots_are_copied_by_the_operations_themselves():
     assert (tiled.version, destination.version) == (0, 0)
     assert at_rest(tiled)
     tiled.release()
+    warm = tiled_carrier()
+    move(flat(CPU(0).new_like([9] * 8)), warm)
+    warm.evict(warm.primary_tiles)
+    run([Transfer(source, 3, warm, 21, 2)])
+    assert [warm[i] for i in range(20, 24)] == [0.0, 3.0, 4.0, 0.0], "a place that is used again was not cleared"
+    warm.release()
 
 
 # Policies and limits
