@@ -274,7 +274,9 @@ def test_spans_of_slots_are_copied_by_the_operations_themselves():
     move(flat(CPU(0).new_like([9] * 8)), warm)
     warm.evict(warm.primary_tiles)
     run([Transfer(source, 3, warm, 21, 2)])
-    assert [warm[i] for i in range(20, 24)] == [0.0, 3.0, 4.0, 0.0], "a place that is used again was not cleared"
+    assert [warm[i] for i in range(20, 24)] == [0.0, 3.0, 4.0, 0.0], (
+        "a place that is used again was not cleared"
+    )
     warm.release()
 
 
