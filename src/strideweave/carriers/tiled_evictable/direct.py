@@ -62,7 +62,7 @@ class TiledOperation(CarrierOperation):
         wants_grad = self._wants_grad(bound)
         dense_versions = {tensor.carrier: tensor.carrier.version for tensor in operands.dense}
         target = DenseTarget(operands.prototype, bound.result.shape, bound.result.dtype)
-        holding = Holding(operands.tiled, "operation")
+        holding = Holding(operands.tiled(range(len(bound.operands))), "operation")
         holding.run(_forward(operands, target, holding).run, host=operands.host)
         result = target.tensor(wants_grad)
         if wants_grad:

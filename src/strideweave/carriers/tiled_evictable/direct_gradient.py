@@ -112,9 +112,7 @@ class _Backward:
 
     def run(self, position: int, cotangent: Tensor, target: DenseTarget | TiledTarget, host: Any) -> None:
         """Make the share of one operand, as a request over the tiled operands that it is made from."""
-        tensors = [self.operands.bound.operands[at] for at in self._reads(position)]
-        tiled = [cast("Tensor", tensor) for tensor in tensors if self.operands.is_tiled(tensor)]
-        holding = Holding(tiled, "backward")
+        holding = Holding(self.operands.tiled(self._reads(position)), "backward")
         holding.run(self._pass(position, cotangent, target, holding).run, host=host)
 
     def _dense_share(self, position: int, cotangent: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 
     from strideweave.carriers.base import Carrier
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
+    from strideweave.carriers.tiled_evictable.regions import Axes
     from strideweave.carriers.tiled_evictable.traffic import TileTraffic
     from strideweave.layout import Layout
     from strideweave.tensor import Tensor
     from strideweave.tiles.ledger import LedgerEntry
+
+    _Key: TypeAlias = tuple[TiledEvictable, int, Layout]
 
 __all__ = ["Holding"]
 
@@ -147,7 +150,7 @@ class Holding:
     With one, what the plan promotes is primary before the work begins, and what it evicts leaves in the end.
 
     Args:
-        tensors: what one block reads, of any number of carriers; a tensor that is read in two places comes twice.
+        readings: the Tensors, of any number of carriers, each with the axes that tell its regions.
         purpose: ``"operation"`` or ``"backward"``.
 
     Raises:
@@ -157,15 +160,17 @@ class Holding:
         MemoryError: the work could not be done within a memory limit.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], purpose: str) -> None:
+    def __init__(self, readings: Sequence[tuple[Tensor, Axes]], purpose: str) -> None:
         if waiting_is_forbidden():
             raise RuntimeError(
                 f"this {purpose} waits for tiles, which would deadlock inside the runtime; run it in a thread of "
                 "your own, or project the tiles and await them"
             )
-        windows = Counter([cast("TiledEvictable", tensor.carrier) for tensor in tensors])
+        # Tensors that are alike, and read along the same axes, share their windows.
+        distinct = dict.fromkeys([(*_key(tensor), axes) for tensor, axes in readings])
+        windows = Counter([carrier for carrier, *_ in distinct])
         self._holds = {carrier: _Hold(carrier, purpose, count) for carrier, count in windows.items()}
-        self._sources: dict[tuple[TiledEvictable, int, Layout], TiledSource] = {}
+        self._sources: dict[_Key, TiledSource] = {}
         for hold in self._holds.values():
             hold.check()
         for hold in self._holds.values():
@@ -190,10 +195,9 @@ class Holding:
 
     def source(self, tensor: Tensor) -> TiledSource:
         """The reader of one of the tensors, the same for those that are alike."""
-        carrier = cast("TiledEvictable", tensor.carrier)
-        key = (carrier, tensor.offset, tensor.layout)
+        key = _key(tensor)
         if key not in self._sources:
-            self._sources[key] = TiledSource(tensor, self._holds[carrier])
+            self._sources[key] = TiledSource(tensor, self._holds[key[0]])
         return self._sources[key]
 
     def run(self, work: Callable[[], Awaitable[T]], *, host: TiledEvictable) -> T:
@@ -240,6 +244,10 @@ class Holding:
             if handle.done or not started:  # else the thread was interrupted, and the work goes on
                 for companion in companions:
                     companion.wait()
+
+
+def _key(tensor: Tensor) -> _Key:
+    return cast("TiledEvictable", tensor.carrier), tensor.offset, tensor.layout
 
 
 async def _run(holds: Sequence[_Hold], work: Callable[[], Awaitable[T]]) -> T:

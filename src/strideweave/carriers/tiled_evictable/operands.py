@@ -11,9 +11,12 @@ from strideweave.dtype import DType
 from strideweave.operations.operand import Operand
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from strideweave.carriers.base import Carrier
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
     from strideweave.carriers.tiled_evictable.direct_request import Holding
+    from strideweave.carriers.tiled_evictable.regions import Axes
     from strideweave.operations.definition import BoundOperation
     from strideweave.tensor import Tensor
 
@@ -66,10 +69,12 @@ class DirectOperands:
         space = index_space(name, shapes, bound.result.shape, bound.options)
         return cls(bound, space, carriers[0], carriers[0]._traffic.prototype)
 
-    @property
-    def tiled(self) -> list[Tensor]:
-        """The operands that are tiled."""
-        return [tensor for tensor in self._tensors if self.is_tiled(tensor)]
+    def tiled(self, positions: Iterable[int]) -> list[tuple[Tensor, Axes]]:
+        """The tiled ones among the operands at these positions, each with its axes."""
+        operands = self.bound.operands
+        return [
+            (cast("Tensor", operands[at]), self._axes(at)) for at in positions if self.is_tiled(operands[at])
+        ]
 
     @property
     def dense(self) -> list[Tensor]:
@@ -101,7 +106,7 @@ class DirectOperands:
         source = holding.source(tensor) if self.is_tiled(tensor) else None
         return Reading(self._axes(position), tensor, source)
 
-    def _axes(self, position: int) -> tuple[int | None, ...]:
+    def _axes(self, position: int) -> Axes:
         return self.space.operands[position] or ()
 
 
