@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,6 +100,15 @@ def test_no_tile_leaves_that_the_same_request_needs(ten):
     planned(ten, *range(10))
     promote, retain, evict = planned(ten, 0, 1, 2, 3, 4, 11, 12, 13, 14, 15)
     assert (promote, retain, evict) == ([11, 12, 13, 14, 15], [0, 1, 2, 3, 4], [5, 6, 7, 8, 9])
+
+
+def test_what_streams_past_a_full_tier_is_remembered_too(ten):
+    planned(ten, *range(10))
+    assert planned(ten, *range(10), 50) == ([], list(range(10)), [50])
+    planned(ten, 50)
+    for number in range(100, 130):
+        planned(ten, number)
+    assert planned(ten, 50) == ([], [50], [])
 
 
 def test_the_order_of_those_passed_over_stays():
@@ -274,11 +284,8 @@ class Published:
         self.gone.append(t)
 
 
-@given(
-    st.integers(1, 24),
-    st.lists(st.integers(0, 29).map(lambda n: n * n // 29), max_size=300),  # small numbers come more often
-)
-def test_single_tiles_are_treated_as_published(size, accesses):
+def follow(size, accesses):
+    """Give single tiles to the policy and to the published algorithm, and compare after each."""
     policy, model = S3FIFO(max_tiles=size), Published(size)
     policy.bind(GRID, 16)
     for tile in accesses:
@@ -286,6 +293,26 @@ def test_single_tiles_are_treated_as_published(size, accesses):
         gone = model.read(tile)
         assert planned(policy, tile) == ([] if hit else [tile], [tile] if hit else [], gone)
         assert policy.statistics().resident == len(model.uses) <= size
+
+
+@given(st.integers(1, 24), st.lists(st.integers(0, 29), max_size=200))
+def test_single_tiles_are_treated_as_published(size, accesses):
+    follow(size, accesses)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 9, 10, 11, 19, 25, 40])
+def test_long_runs_are_treated_as_published(size):
+    """Popular tiles, sets that grow hot and cold again, and scans, so that every queue sees every case."""
+    rng = np.random.default_rng(size)
+    accesses = []
+    for _ in range(60):
+        accesses += (rng.zipf(1.3, 40) % 100).tolist()
+        hot = rng.permutation(400)[: rng.integers(1, size + 3)]
+        accesses += np.repeat(hot, rng.integers(1, 6)).tolist()
+        accesses += rng.choice(hot, 30).tolist()
+        start = rng.integers(0, 350)
+        accesses += range(start, start + rng.integers(1, 50))
+    follow(size, accesses)
 
 
 @given(

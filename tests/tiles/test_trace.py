@@ -345,6 +345,12 @@ def test_a_plan_is_carried_out_as_a_carrier_would():
     )
 
 
+def test_a_resident_tile_that_passes_is_there_while_others_come():
+    policy = Scripted(ResidencyPlan(), ResidencyPlan(promote=tiles(2), evict=tiles(1)))
+    report = replay(trace_of([1], [1, 2]), policy)
+    assert (report.hits, report.evictions, report.peak_resident, report.resident) == (1, 1, 2, 1)
+
+
 @pytest.mark.parametrize(
     ("answer", "error", "said"),
     [
