@@ -267,3 +267,31 @@ class TestSumsOfGradients:
         gradient = gradient_like(Tensor(carrier, 0, column_major(15)))
         fill(gradient, TileSelection([[1]]), asarray(np.arange(5, dtype=np.float32)), "add").wait()
         assert sum_gradients(gradient, gradient).tolist() == [0] * 5 + [0, 2, 4, 6, 8] + [0] * 5
+
+
+def test_a_gradient_s_memory_is_recycled_and_evicting_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slabs come from where results come from; pages of evicted tiles go to the system all the same."""
+    carrier = TiledEvictable(
+        CPU(0), FileBacked(), (4, 1), (1, 1 << 18)
+    )  # of 1 MiB, more than a slab keeps warm
+    given, taken = [], []
+    discard, result = CPU._discard, CPU._allocate_result
+
+    def noted_discard(self: CPU, start: int, slots: int) -> None:
+        given.append(slots)
+        discard(self, start, slots)
+
+    def noted_result(self: CPU, size: int) -> CPU:
+        taken.append(size)
+        return result(self, size)
+
+    monkeypatch.setattr(CPU, "_discard", noted_discard)
+    monkeypatch.setattr(CPU, "_allocate_result", noted_result)
+    monkeypatch.setattr("strideweave.carriers.tiled_evictable.carrier.RECYCLE_BYTES", 0)
+    target = gradient_like(Tensor(carrier, 0, row_major(4, 1 << 18)))
+    fill(target, TileSelection([[1, 2], [0]]), asarray(np.ones((2, 1 << 18), np.float32))).wait()
+    assert taken == [1 << 18, 1 << 18]
+    target.carrier.evict(target.carrier.primary_tiles)
+    assert given == [1 << 18, 1 << 18]
+    assert target.carrier.statistics().recycled_bytes == 0
+    assert target[2, 5] == 1

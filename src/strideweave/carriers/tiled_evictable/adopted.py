@@ -55,6 +55,10 @@ class AdoptedStore:
         """Bytes of warm free places in the slabs."""
         return self._slabs.recycled_bytes
 
+    def take_scratch(self) -> None:
+        """As there, for the slabs."""
+        self._slabs.take_scratch()
+
     def make_room(self, count: int) -> None:
         """Allocate slabs for tiles that left before; MemoryError as there."""
         self._slabs.make_room(count)

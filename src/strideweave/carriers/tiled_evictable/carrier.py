@@ -607,6 +607,7 @@ class TiledEvictable(DependentCarrier):
             start: ``Location.NONE`` for tiles without a value, ``Location.IMPLICIT`` for zeros without storage.
         """
         fresh = self._compose(self._primary._empty_like(self.dtype()))
+        fresh._traffic.primary.take_scratch()  # most gradients and many results are gone after a step
         if start is Location.IMPLICIT:
             fresh._traffic.table.begin_implicit()
         return fresh

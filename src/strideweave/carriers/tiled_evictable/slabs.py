@@ -85,6 +85,11 @@ class SlabStore:
             0, np.int64
         )  # free places whose pages are there; the end is the warmest
         self._roomy: dict[int, None] = {}  # slabs with cold places
+        self._scratch = False
+
+    def take_scratch(self) -> None:
+        """Take memory from now on that is recycled when the store goes: for tiles that may not live long."""
+        self._scratch = True
 
     @property
     def recycled_bytes(self) -> int:
@@ -174,7 +179,11 @@ class SlabStore:
 
     def _add_slab(self) -> None:
         count = self._per_slab
-        carrier = self._prototype.allocate_like(count * self._tile_size, mutable=True, empty=True)
+        size = count * self._tile_size
+        if self._scratch:
+            carrier = self._prototype._allocate_result(size)
+        else:
+            carrier = self._prototype.allocate_like(size, mutable=True, empty=True)
         slab = _Slab(carrier, tile_rows(carrier, self._tile_size), np.ones(count, np.bool_), count)
         number, self._next_slab = self._next_slab, self._next_slab + 1
         self._slabs[number] = slab
@@ -218,7 +227,10 @@ class SlabStore:
                 self._cool(number, rows[part])
                 self._take_pages(number, rows[part], leftovers)
             else:
-                leftovers.carriers.append(self._remove_slab(number))
+                carrier = self._remove_slab(number)
+                leftovers.carriers.append(carrier)
+                if self._scratch:  # to the system, and not to whoever allocates next
+                    leftovers.ranges.append((carrier, 0, carrier.size()))
         return leftovers
 
     def _take_pages(self, number: int, chilled: Ordinals, leftovers: Leftovers) -> None:

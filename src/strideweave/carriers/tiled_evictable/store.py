@@ -66,6 +66,9 @@ class Leftovers:
 class PrimaryStore(Protocol):
     """What a tiled carrier asks of the storage of its primary tier."""
 
+    def take_scratch(self) -> None:
+        """Take memory from now on that is recycled when the store goes."""
+
     def make_room(self, count: int) -> None:
         """Allocate what ``reserve`` needs for so many tiles; not under the lock. May raise MemoryError."""
 
