@@ -300,5 +300,5 @@ def test_select_takes_a_mapping_and_says_so(axes):
 
 def test_an_operation_on_a_raw_tiled_tensor_says_to_project():
     carrier = TiledEvictable(CPU(SLOTS), CPU(0), GRID, TILE)
-    with pytest.raises(NotImplementedError, match=r"'add'; project the tiles"):
-        carrier.dispatch_op("add")
+    with pytest.raises(NotImplementedError, match=r"'sub'; project the tiles"):
+        carrier.dispatch_op("sub")
