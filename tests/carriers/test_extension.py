@@ -29,6 +29,7 @@ from strideweave.carriers.extension import (
     register_carrier,
     withdraw_carrier,
 )
+from strideweave.carriers.memory import MemoryCarrier
 from strideweave.carriers.move import (
     ElementwiseMoveOperation,
     dispatch_move,
@@ -60,6 +61,7 @@ class Plain(StorageProvider):
         self.calls = []
         self.threads = set()
         self.live = 0
+        self.freed = threading.Semaphore(0)
         self.supported = None
         self.inside = 0
         self.overlapped = False
@@ -95,6 +97,7 @@ class Plain(StorageProvider):
     def free(self, storage):
         self.enter("free")
         self.live -= 1
+        self.freed.release()
 
 
 @pytest.fixture
@@ -201,6 +204,76 @@ def test_carriers_without_a_definition_answer_as_before():
     assert isinstance(tiled.carrier.require_facet(TiledResidencyFacet), TiledResidencyFacet)
     assert "facet" not in vars(TiledEvictable)
     tiled.carrier.release()
+
+
+def test_the_tiled_carrier_is_what_its_definition_says():
+    """Spec: *TiledEvictable owns one flat logical storage extent*; *A direct tiled operand means the full logical
+    Tensor*: the six operations, and no other, come from the definition.
+    """
+    definition = carrier_definition(TiledEvictable)
+    assert sorted(definition.operations) == ["add", "elementwise_mul", "matmul", "mul", "reduce_sum", "relu"]
+    assert [facet.facet_type for facet in definition.facets] == [TiledResidencyFacet]
+    others = {CPU, Evictable, FileBacked, Generic, Metal, TiledEvictable}
+    ends = {(route.source, route.destination) for route in definition.routes}
+    assert ends == {(TiledEvictable, other) for other in others} | {
+        (other, TiledEvictable) for other in others
+    }
+    assert all(dispatch_move(*pair) for pair in ends)
+    carrier = TiledEvictable(Generic([]), FileBacked(), (3,), (2,))
+    assert {entry.operation for entry in carrier.operation_capabilities()} == set(definition.operations)
+    for name in definition.operations:
+        assert (carrier.dispatch_op(name).name, carrier.dispatch_op(name).carrier_class) == (
+            name,
+            TiledEvictable,
+        )
+    for other in (
+        carrier.allocate_like(6),
+        carrier.new_like(range(6)),
+        carrier.allocate_like(6, dtype=DType.Int8),
+    ):
+        assert (type(other.primary), type(other.secondary)) == (Generic, FileBacked)
+        assert (other.grid_shape, other.tile_shape, other.size()) == ((3,), (2,), 6)
+        other.release()
+    carrier.release()
+
+
+class Adding(MemoryCarrier):
+    """A user's own memory, which adds and multiplies and does no more."""
+
+    def __init__(self, size=0, *, mutable=True, dtype=DType.Float32):
+        super().__init__(np.zeros(size, dtype.numpy), dtype=dtype, mutable=mutable)
+
+    @classmethod
+    def _make_slots(cls, size, dtype):
+        return np.zeros(size, dtype.numpy)
+
+    def supports_storage_dtype(self, dtype):
+        return super().supports_storage_dtype(dtype) and dtype is not DType.Int8
+
+    def operation_capabilities(self, name=None):
+        return tuple(
+            entry for entry in super().operation_capabilities(name) if entry.operation in {"add", "mul"}
+        )
+
+
+def test_a_composite_can_do_what_its_tiers_can():
+    """Spec: *TiledEvictable owns one flat logical storage extent*: tiers say themselves what they store and run."""
+    with (
+        registered_move_operation(Adding, FileBacked, ElementwiseMoveOperation),
+        registered_move_operation(FileBacked, Adding, ElementwiseMoveOperation),
+    ):
+        carrier = TiledEvictable(Adding(), FileBacked(), (3,), (2,))
+        assert {entry.operation for entry in carrier.operation_capabilities()} == {"add", "mul"}
+        assert carrier.operation_capabilities("matmul") == ()
+        with pytest.raises(NotImplementedError, match="matmul"):
+            carrier.dispatch_op("matmul")
+        assert carrier.dispatch_op("add").name == "add"
+        assert carrier.supports_storage_dtype(DType.Float64)
+        assert not carrier.supports_storage_dtype(DType.Int8)
+        carrier.release()
+        assert {entry.operation for entry in carrier.operation_capabilities()} == {"add", "mul"}, (
+            "after release too"
+        )
 
 
 def test_a_class_is_sealed_by_its_first_carrier(make_class):
@@ -392,11 +465,9 @@ def test_moves_are_derived_from_the_provider(kept, kind, dtype):
         pytest.importorskip("mlx.core")
     other = {**MEMORY, "FileBacked": FileBacked, "Kept": kept}[kind]
     prototype = (
-        other([], dtype=dtype)
+        Generic([], dtype=dtype)
         if other is Generic
-        else other(0, dtype=dtype)
-        if other is not FileBacked
-        else other(dtype=dtype)
+        else other(dtype=dtype, **({} if other in {FileBacked, kept} else {"size": 0}))
     )
     if not prototype.supports_storage_dtype(dtype):
         pytest.skip(f"{kind} does not store it")
@@ -405,6 +476,11 @@ def test_moves_are_derived_from_the_provider(kept, kind, dtype):
     assert (type(there.carrier), there.numpy().tobytes()) == (kept, values.tobytes())
     back = move(there, prototype.allocate_like(300))
     assert back.numpy().tobytes() == values.tobytes()
+    assert kept.provider.freed.acquire(timeout=60), (
+        "a move frees what it left in a worker thread, maybe later"
+    )
+    if kind == "Kept":
+        assert kept.provider.freed.acquire(timeout=60)
     assert kept.provider.live == (kind == "Kept")
 
 
