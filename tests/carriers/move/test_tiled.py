@@ -30,6 +30,9 @@ from strideweave import (
 )
 from strideweave.carriers.extension import DefinedCarrier
 from strideweave.carriers.move import Transfer, dispatch_move, registered_move_operation
+from strideweave.carriers.tiled_evictable.slabs import SlabStore
+from strideweave.carriers.tiled_evictable.store import SecondaryStore
+from strideweave.carriers.tiled_evictable.traffic import TileTraffic
 from strideweave.errors import (
     EvictedError,
     InvalidTileError,
@@ -553,6 +556,42 @@ def test_a_failed_arrival_leaves_a_sound_destination(options, pair, doomed, afte
     if failed:
         move(full(source), destination)
     assert np.array_equal(tensor.numpy().ravel(), VALUES)
+    destination.release()
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [(TileTraffic, "stage_slots"), (SlabStore, "make_room"), (SecondaryStore, "prepare_write")],
+)
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("options", [{}, {"residency_policy": sw.Streaming()}, {"memory_limit": 48}])
+def test_memory_that_cannot_be_had_fails_a_move_and_nothing_else(monkeypatch, where, name, number, options):
+    source, destination = mixed(), tiled_carrier(VALUES + 50, **options)
+    destination.promote(destination.select({0: [1]}))
+    tensor, before = full(source), state(source)
+    real, calls = getattr(where, name), itertools.count()
+
+    def refuse(self, *args, **kwargs):
+        if next(calls) == number:
+            raise MemoryError("a test's own")
+        return real(self, *args, **kwargs)
+
+    for there in (Generic([]), destination):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, refuse)
+            try:
+                move(tensor, there)
+            except MemoryError:
+                assert state(source) == before
+                assert values_of(source).tolist() == VALUES.tolist()
+            else:
+                break
+        assert at_rest(source)
+    else:
+        move(tensor, there)
+    assert at_rest(destination)
+    assert len(destination.valid_tiles) == 6
+    assert values_of(there).tolist() == VALUES.tolist()
     destination.release()
 
 
