@@ -11,6 +11,8 @@ from contextlib import contextmanager
 import anyio
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import strideweave as sw
 from strideweave import (
@@ -281,6 +283,50 @@ def test_spans_of_slots_are_copied_by_the_operations_themselves():
         "a place that is used again was not cleared"
     )
     warm.release()
+
+
+FORMS = (((6, 1), (1, 4)), ((2, 2), (3, 2)), ((1, 1), (6, 4)), ((8,), (3,)), ((3,), (8,)), ((24,), (1,)))
+STOPS = st.one_of(
+    st.sampled_from(sorted(DENSE)),
+    st.tuples(
+        st.sampled_from(FORMS),
+        st.sampled_from((CPU, Generic)),
+        st.sampled_from((CPU, FileBacked)),
+        st.sampled_from(("free", "policy", "limit")),
+    ),
+)
+
+
+def make_stop(stop):
+    """A carrier that a script of moves ends or stops at."""
+    if isinstance(stop, str):
+        return DENSE[stop](DType.Float32).allocate_like(SLOTS)
+    (grid, tile), primary, secondary, bound = stop
+    options = {"policy": {"residency_policy": sw.LRU(max_tiles=2)}, "limit": {"memory_limit": 96}}.get(
+        bound, {}
+    )
+    return tiled_carrier(grid=grid, tile=tile, primary=primary, secondary=secondary, **options)
+
+
+@given(st.lists(STOPS, min_size=2, max_size=6), st.data())
+@settings(max_examples=60, deadline=None)
+def test_values_survive_any_journey(stops, data):
+    """Through carriers of every kind, with writes, promotions and evictions wherever it stops."""
+    expected, carrier = VALUES.copy(), CPU(0).new_like(VALUES)
+    for number, stop in enumerate(stops):
+        carrier = move(flat(carrier, requires_grad=False), make_stop(stop)).carrier
+        slot = data.draw(st.integers(0, SLOTS - 1))
+        carrier[slot] = expected[slot] = 100 + number
+        if isinstance(carrier, TiledEvictable):
+            tiles = data.draw(st.sets(st.integers(0, carrier.grid_shape[0] - 1)))
+            chosen = carrier.select({0: tiles}) if tiles else sw.TileSet()
+            if data.draw(st.booleans()):
+                carrier.evict(chosen)
+            elif carrier.memory_limit is None:
+                carrier.promote(chosen)
+            assert at_rest(carrier)
+    assert np.array_equal(values_of(carrier), expected)
+    carrier.release()
 
 
 # Policies and limits
