@@ -26,7 +26,7 @@ from strideweave import (
     row_major,
     tiled,
 )
-from strideweave.carriers.tiled_evictable import direct_pass, direct_request
+from strideweave.carriers.tiled_evictable import direct_pass, direct_request, targets
 from strideweave.operations.definition import apply
 from strideweave.tiles.grid import TileGrid
 from strideweave.tiling import tile_major_layout
@@ -458,14 +458,15 @@ def test_no_dense_share_of_a_tiled_operand_exists(monkeypatch):
     """The largest array that a pass hands on is a window, however large the tensor is."""
     small_budget(monkeypatch, 4096)
     sizes = []
-    real = direct_pass.TiledTarget.take
+    real = targets.TiledTarget.take
 
     def take(self, region, part):
         sizes.append(part.nbytes)
         real(self, region, part)
 
-    monkeypatch.setattr(direct_pass.TiledTarget, "take", take)
-    monkeypatch.setattr(direct_pass, "_adopted", watched(direct_pass._adopted, sizes))
+    monkeypatch.setattr(targets.TiledTarget, "take", take)
+    for module in (targets, direct_pass):
+        monkeypatch.setattr(module, "adopted", watched(targets.adopted, sizes))
     x, y = make(normal(256, 64), (8, 64)), sw.asarray(normal(64, 2))
     sw.reduce_sum(x @ y).backward()
     assert len(sizes) >= 16

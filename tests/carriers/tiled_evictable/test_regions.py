@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strideweave import CPU, Layout, Tensor, row_major
+from strideweave.carriers.tiled_evictable.blocks import Cut, Footprint, cut_operation
 from strideweave.carriers.tiled_evictable.regions import (
-    Cut,
-    Footprint,
     IndexSpace,
     covering,
-    cut_operation,
     index_space,
     region_of,
     sliced,

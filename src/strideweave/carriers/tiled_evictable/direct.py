@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from strideweave.carriers.tiled_evictable.blocks import cut_operation
 from strideweave.carriers.tiled_evictable.direct_gradient import attach_backward
-from strideweave.carriers.tiled_evictable.direct_pass import (
-    DenseTarget,
-    Pass,
-    is_narrow,
-    widened,
-)
+from strideweave.carriers.tiled_evictable.direct_pass import Pass
 from strideweave.carriers.tiled_evictable.direct_request import Holding
 from strideweave.carriers.tiled_evictable.operands import DirectOperands
-from strideweave.carriers.tiled_evictable.regions import cut_operation
+from strideweave.carriers.tiled_evictable.targets import DenseTarget, is_narrow, widened
 from strideweave.carriers.view_operations import CarrierOperation
 
 if TYPE_CHECKING:

@@ -13,15 +13,11 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from strideweave.autograd.graph import Contribution, Node, attach
-from strideweave.carriers.tiled_evictable.direct_pass import (
-    DenseTarget,
-    Pass,
-    Reading,
-    TiledTarget,
-    widened,
-)
+from strideweave.carriers.tiled_evictable.blocks import Footprint, cut_operation
+from strideweave.carriers.tiled_evictable.direct_pass import Pass, Reading
 from strideweave.carriers.tiled_evictable.direct_request import Holding
-from strideweave.carriers.tiled_evictable.regions import Footprint, cut_operation, region_of
+from strideweave.carriers.tiled_evictable.regions import region_of
+from strideweave.carriers.tiled_evictable.targets import DenseTarget, TiledTarget, widened
 from strideweave.dtype import DType
 from strideweave.layout import Layout
 from strideweave.operations.definition import RESULT, Operand, Pullback

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from strideweave.carriers.tiled_evictable.direct_pass import Reading, is_narrow
-from strideweave.carriers.tiled_evictable.regions import Footprint, IndexSpace, index_space
+from strideweave.carriers.tiled_evictable.blocks import Footprint
+from strideweave.carriers.tiled_evictable.direct_pass import Reading
+from strideweave.carriers.tiled_evictable.regions import IndexSpace, index_space
+from strideweave.carriers.tiled_evictable.targets import is_narrow
 from strideweave.dtype import DType
 from strideweave.operations.operand import Operand
 
