@@ -214,7 +214,7 @@ def train(kind: type[InMemory | Tiled], epochs: int, seed: int = 0) -> tuple[Cla
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=8)
     epochs = parser.parse_args().epochs
     model, tiled = train(Tiled, epochs)
     _, dense = train(InMemory, epochs)
