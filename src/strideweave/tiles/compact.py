@@ -23,6 +23,7 @@ __all__ = [
     "merged_steps",
     "parts",
     "row_major_strides",
+    "strided_runs",
 ]
 
 
@@ -112,6 +113,29 @@ def array_runs(ascending: NDArray[np.int64], step: int) -> Iterator[tuple[int, i
         return iter([(0, count)])
     cuts = np.flatnonzero(ascending[1:] - ascending[:-1] != step) + 1
     return itertools.pairwise([0, *cuts.tolist(), count])
+
+
+def strided_runs(*starts: NDArray[np.int64]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Give the runs in which every one of several sequences goes on by a step of its own.
+
+    Args:
+        starts: sequences of one length, at least one.
+
+    Returns:
+        For each run, its first index, how many entries it has, and the step of each sequence.
+    """
+    count = len(starts[0])
+    steps = [np.diff(sequence) for sequence in starts]
+    change = np.zeros(max(0, count - 2), np.bool_)
+    for step in steps:
+        change |= step[1:] != step[:-1]
+    first = 0
+    for stop in [*(np.flatnonzero(change) + 1).tolist(), count - 1]:
+        if stop > first:  # else the entry before took the only step that was alike
+            yield first, stop - first + 1, tuple([int(step[first]) for step in steps])
+            first = stop + 1
+    if first < count:
+        yield first, 1, (0,) * len(steps)
 
 
 def parts(extent: int, count: int) -> Iterator[slice]:

@@ -30,6 +30,7 @@ from strideweave.tiles.compact import (
     joint_digits,
     merged_steps,
     parts,
+    strided_runs,
 )
 
 if TYPE_CHECKING:
@@ -180,16 +181,48 @@ class CompactGeometry:
         for tile, part in self._views(tiles, self._starts(positions), compact):
             tile[...] = part
 
-    def pairs(
-        self, tiles: Sequence[Slots], positions: Sequence[int], compact: Slots
-    ) -> list[tuple[Slots, Slots]]:
-        """For each tile its slots and their places in the compact array, as two views of one shape.
+    def views(
+        self,
+        positions: NDArray[np.int64],
+        compact: Slots,
+        *blocks: tuple[Slots, NDArray[np.int64]],
+    ) -> list[tuple[Slots, ...]]:
+        """For tiles their slots in some arrays, and their places in the compact array, as views of one shape.
+
+        Tiles that lie at equal distances in all of them share their views, so that there are few.
+
+        Args:
+            positions: the position of each tile, distinct.
+            compact: the compact array.
+            blocks: arrays of the same type that have the tiles, and the first slot of each there.
+
+        Returns:
+            Views of each of the ``blocks``, then of ``compact``.
 
         Raises:
-            ValueError, IndexError: as `copy_in`.
+            TypeError, ValueError: a tile does not lie within its array.
         """
-        self._check(tiles, positions, compact)
-        return self._views(tiles, self._starts(positions), compact)
+        digits, item = self._digits, compact.itemsize
+        shape = [digit.extent for digit in digits]
+        inside = [digit.tile_stride * item for digit in digits]
+        outside = [digit.compact_stride * item for digit in digits]
+        arrays = [*(block for block, _ in blocks), compact]
+        starts = [*(first + self._origin for _, first in blocks), self._starts(positions)]
+        strides = [*([inside] * len(blocks)), outside]
+        result = []
+        for first, count, steps in strided_runs(*starts):
+            whole = [count, *shape]
+            result.append(
+                tuple(
+                    [
+                        np.ndarray(
+                            whole, array.dtype, array, int(start[first]) * item, [step * item, *within]
+                        )
+                        for array, start, step, within in zip(arrays, starts, steps, strides, strict=True)
+                    ]
+                )
+            )
+        return result
 
     def copy_rows(
         self, slab: Slots, rows: NDArray[np.intp], positions: NDArray[np.intp], compact: Slots

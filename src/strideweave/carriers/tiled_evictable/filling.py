@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from strideweave.carriers.tiled_evictable.store import note_change
-from strideweave.carriers.tiled_evictable.tile_values import CompactValues, add_tiles, add_to_zero, apply
+from strideweave.carriers.tiled_evictable.tile_values import (
+    CompactValues,
+    add_tiles,
+    add_to_zero,
+    apply,
+    blocks_of,
+)
 from strideweave.carriers.tiled_evictable.traffic import Changes
 from strideweave.runtime.await_result import AwaitResult
 from strideweave.tiles.compact import groups
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
-    from strideweave.carriers.tiled_evictable.tile_values import Values
+    from strideweave.carriers.tiled_evictable.tile_values import Values, Views
     from strideweave.carriers.tiled_evictable.traffic import TileTraffic
     from strideweave.tensor import Tensor
     from strideweave.tiles.ledger import LedgerEntry
@@ -188,17 +194,27 @@ class TileWriter:
         operation: Callable[..., object],
         in_place: Callable[..., object] | None,
     ) -> None:
-        traffic, dtype = self._carrier._traffic, self._carrier.dtype()
+        traffic = self._carrier._traffic
         resident = traffic.table.is_resident(ordinals)
         kept, new = np.sort(ordinals[resident]), np.sort(ordinals[~resident])
-        views = values(kept, traffic.rows(kept)) if len(kept) else []
+        # Copies move bits, so that NaN payloads and negative zeros survive; anything else gets numbers.
+        dtype = traffic.unit if operation is np.copyto else self._carrier.dtype().numpy
+
+        def views_of(part: Ordinals) -> list[Views]:
+            return [
+                views
+                for tiles, (flat, starts) in blocks_of(traffic, part)
+                for views in values(tiles, (flat.view(dtype), starts))
+            ]
+
+        overwritten = views_of(kept)
 
         async def fill(batch: Ordinals) -> None:
-            await apply(operation, values(batch, traffic.rows(batch)), dtype, traffic.tile_bytes)
+            await apply(operation, views_of(batch))
 
         async def overwrite() -> None:
             if in_place is not None:
-                await apply(in_place, views, dtype, traffic.tile_bytes)
+                await apply(in_place, overwritten)
 
         def commit() -> None:
             self._carrier._advance_version(None)

@@ -7,15 +7,15 @@ request of the carrier it belongs to, called ``backward``, and the thread that r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from strideweave.autograd.graph import Contribution
 from strideweave.carriers.array_views import gathered
 from strideweave.carriers.tiled_evictable.filling import in_waves, start_filling
+from strideweave.carriers.tiled_evictable.tile_values import values_of_rows
 from strideweave.carriers.tiled_evictable.traffic import Changes
 from strideweave.layout import Layout
 from strideweave.runtime.await_result import AwaitResult
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
     from strideweave.carriers.tiled_evictable.filling import Reduction
-    from strideweave.carriers.tiled_evictable.tile_values import Views
     from strideweave.tiles.grid import TileGrid, TilePlacement
     from strideweave.tiles.ledger import LedgerEntry
 
@@ -139,12 +138,8 @@ def _pour(source: Tensor, target: Tensor, reduction: Reduction) -> None:
         return traffic.enter_data(_KIND, plan)
 
     async def consume(wave: Ordinals, rows: list[Flat]) -> None:
-        row_of = dict(zip(wave.tolist(), rows, strict=True))
-
-        def values(ordinals: Ordinals, targets: Sequence[Flat]) -> list[Views]:
-            pairs = zip(targets, [row_of[ordinal] for ordinal in ordinals.tolist()], strict=True)
-            return [pair if reorder is None else reorder(*pair) for pair in pairs]
-
+        ready = rows if reorder is None else [reorder(row) for row in rows]
+        values = values_of_rows(wave, ready)
         await in_waves(receiver, _KIND, wave, lambda writer, part: writer.write(part, values, reduction))
 
     async def pour(entry: LedgerEntry) -> None:
@@ -162,7 +157,7 @@ def _pour(source: Tensor, target: Tensor, reduction: Reduction) -> None:
 
 
 class _Reordering:
-    """Pairs the elements of a tile in one order with those of a tile in another."""
+    """Puts the elements of a tile from one order into another."""
 
     def __init__(self, grid: TileGrid, source: TilePlacement, target: TilePlacement) -> None:
         shape = grid.tile_shape
@@ -174,10 +169,11 @@ class _Reordering:
         one = TileSelection([[0]] * len(shape))
         self._geometry = CompactGeometry.over(grid, target, one, row_major_strides(shape))
 
-    def __call__(self, target: Flat, source: Flat) -> Views:
-        """The views of a target row, and of a copy of a source row in an order that fits it."""
-        values: npt.NDArray[Any] = gathered(source, self._layout, self._origin)
-        return self._geometry.pairs([target], [0], values.reshape(-1))[0]
+    def __call__(self, source: Flat) -> Flat:
+        """A copy of a row in the other order."""
+        target = np.empty_like(source)
+        self._geometry.copy_out([target], [0], gathered(source, self._layout, self._origin).reshape(-1))
+        return target
 
 
 def _carrier(tensor: Tensor) -> TiledEvictable:

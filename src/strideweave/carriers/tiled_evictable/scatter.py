@@ -7,7 +7,6 @@ of the template's carrier. The result is nobody else's until it is complete.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from strideweave.carriers.move.request import AwaitMove
 from strideweave.carriers.tiled_evictable.filling import in_waves
 from strideweave.carriers.tiled_evictable.gradient import TileContribution
 from strideweave.carriers.tiled_evictable.projection import start_backward_projection
-from strideweave.carriers.tiled_evictable.tile_values import CompactValues, add_tiles
+from strideweave.carriers.tiled_evictable.tile_values import CompactValues, add_tiles, block_of
 from strideweave.carriers.tiled_evictable.traffic import Changes
 from strideweave.errors import OwnershipError, ReleasedError
 from strideweave.tensor import Tensor
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from strideweave.carriers.base import Carrier
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
     from strideweave.carriers.tiled_evictable.filling import Reduction
-    from strideweave.carriers.tiled_evictable.tile_values import Views
+    from strideweave.carriers.tiled_evictable.tile_values import Block, Views
     from strideweave.tiles.ledger import LedgerEntry
     from strideweave.tiles.plan import RequestPlan
 
@@ -199,8 +198,9 @@ class _Scatter:
         async def store(ordinals: Ordinals, rows: list[Flat]) -> None:
             base_of = dict(zip(ordinals.tolist(), rows, strict=True))
 
-            def sums(wave: Ordinals, targets: Sequence[Flat]) -> list[Views]:
-                return values.onto(wave, targets, [base_of[ordinal] for ordinal in wave.tolist()])
+            def sums(wave: Ordinals, block: Block) -> list[Views]:
+                base, starts = block_of([base_of[ordinal] for ordinal in wave.tolist()])
+                return values.onto(wave, block, (base.view(block[0].dtype), starts))
 
             await in_waves(
                 fresh, "scatter", ordinals, lambda writer, wave: writer.store(wave, sums, add_tiles)
