@@ -80,6 +80,23 @@ def test_what_a_policy_keeps_counts():
     at_rest(x)
 
 
+def test_the_share_of_a_large_tile_reads_as_much_of_the_other_operand():
+    """A tile of a gradient is computed at once, so a limit that has no room for as much of the rest is too small."""
+    values = normal(16, 64)
+    for limit, fits in ((20 * 16, True), (17 * 16, True), (12 * 16, False)):
+        x = tiled(values, (1, 4), resident=False, memory_limit=limit)
+        y = tiled(values, (1, 64), resident=False)
+        result = sw.reduce_sum(sw.mul(x, y))
+        if fits:
+            result.backward()
+            assert np.array_equal(whole(y.grad), values)
+        else:
+            with pytest.raises(MemoryError, match="backward needs 272 bytes"):
+                result.backward()
+            assert y.grad is None
+        at_rest(x)
+
+
 def test_two_operations_at_once_over_the_same_two_limited_carriers():
     """Each in another order, so that neither may hold one carrier while it waits for the other."""
     values = normal(32, 64)

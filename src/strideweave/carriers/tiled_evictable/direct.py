@@ -82,5 +82,5 @@ def _forward(operands: DirectOperands, target: DenseTarget, holding: Holding) ->
             inputs[position] = widened(region) if wide else region
         return operation.forward(*inputs, **bound.options)
 
-    readings = [operands.reading(position, holding) for position in present]
+    readings = [operands.reading(position, holding, cut) for position in present]
     return Pass(cut, readings, compute, target, space.result, overlaps=holding.overlaps)

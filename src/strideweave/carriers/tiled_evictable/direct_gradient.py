@@ -138,7 +138,7 @@ class _Backward:
         footprints = [wide, *[operands.footprint(at) for at in reads]]
         budget = target.budget(holding.budget)
         cut = cut_operation(space.extents, operands.footprint(position), footprints, budget)
-        readings = [Reading(space.result, cotangent), *[operands.reading(at, holding) for at in reads]]
+        readings = [Reading(space.result, cotangent), *[operands.reading(at, holding, cut) for at in reads]]
         if self.kept is not None:
             readings.append(Reading(space.result, self.kept))
 

@@ -60,7 +60,7 @@ class _Hold:
         self.window_bytes, self.overlaps = max(WINDOW_BYTES, self.traffic.tile_bytes), True
         self.version = 0
         self._plan = RequestPlan(NO_ORDINALS)
-        self._staging = 0
+        self._primary = self._staging = 0  # tiles that have to be primary, and bytes to stage
         self._entry: LedgerEntry | None = None
         self._changes = Changes()
 
@@ -99,20 +99,34 @@ class _Hold:
         Raises:
             MemoryError: it could not hold one tile for each window and one on its way there.
         """
-        traffic = self.traffic
+        traffic, plan = self.traffic, self._plan
         if traffic.budget is None:
             return
-        tile, plan = traffic.tile_bytes, self._plan
         with traffic.lock:
             promoted = traffic.table.is_valid(plan.extra) & ~traffic.ledger.changing[plan.extra]
-        tiles = len(plan.staying) + int(np.count_nonzero(promoted))
-        few, many = self.windows + 1, 2 * self.windows + 1
-        traffic.check_fits(self.purpose, tiles, few * tile)
-        room = traffic.staging_room(many * self.window_bytes, tiles)
+        self._primary = len(plan.staying) + int(np.count_nonzero(promoted))
+        tile, few, many = traffic.tile_bytes, self.windows + 1, 2 * self.windows + 1
+        room = traffic.staging_room(many * self.window_bytes, self._primary)
         self.overlaps = room // many >= tile
-        count = many if self.overlaps else few
-        self.window_bytes = max(1, room // count // tile) * tile
-        self._staging = count * self.window_bytes
+        self._reserve_windows(room // (many if self.overlaps else few))
+
+    def allow(self, nbytes: int) -> None:
+        """See to it that a window can hold a region that cannot be made smaller.
+
+        Raises:
+            MemoryError: the memory limit could not hold it.
+        """
+        if self.traffic.budget is not None and nbytes > self.window_bytes:
+            self.overlaps = False
+            self._reserve_windows(nbytes + self.traffic.tile_bytes - 1)
+
+    def _reserve_windows(self, nbytes: int) -> None:
+        """Have windows of so many bytes, in whole tiles, and a wave of tiles on their way."""
+        tile = self.traffic.tile_bytes
+        self.window_bytes = max(1, nbytes // tile) * tile
+        windows = 2 * self.windows if self.overlaps else self.windows
+        self._staging = windows * self.window_bytes + (self.window_bytes if self.overlaps else tile)
+        self.traffic.check_fits(self.purpose, self._primary, self._staging)
 
     def enter(self) -> LedgerEntry:
         """Take the tiles, and note the version that they have; under the lock."""
@@ -192,6 +206,14 @@ class Holding:
     def versions(self) -> dict[Carrier, int]:
         """The version that each carrier had when the request was admitted."""
         return {carrier: hold.version for carrier, hold in self._holds.items()}
+
+    def allow(self, tensor: Tensor, elements: int) -> None:
+        """See to it that a window can hold so many elements of one of the tensors, where these cannot be fewer.
+
+        Raises:
+            MemoryError: the carrier's memory limit could not hold them.
+        """
+        self._holds[_key(tensor)[0]].allow(elements * tensor.dtype.itemsize)
 
     def source(self, tensor: Tensor) -> TiledSource:
         """The reader of one of the tensors, the same for those that are alike."""

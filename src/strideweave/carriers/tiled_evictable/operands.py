@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from strideweave.carriers.tiled_evictable.blocks import Footprint
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from strideweave.carriers.base import Carrier
+    from strideweave.carriers.tiled_evictable.blocks import Cut
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
     from strideweave.carriers.tiled_evictable.direct_request import Holding
     from strideweave.carriers.tiled_evictable.regions import Axes
@@ -102,11 +104,17 @@ class DirectOperands:
         tile_shape = cast("Any", tensor.carrier).tile_shape if self.is_tiled(tensor) else None
         return Footprint(self._axes(position), _working_bytes(tensor.dtype), tile_shape)
 
-    def reading(self, position: int, holding: Holding) -> Reading:
-        """An operand that is a tensor, to be read by a request."""
-        tensor = cast("Tensor", self.bound.operands[position])
-        source = holding.source(tensor) if self.is_tiled(tensor) else None
-        return Reading(self._axes(position), tensor, source)
+    def reading(self, position: int, holding: Holding, cut: Cut) -> Reading:
+        """An operand that is a tensor, to be read by a request in these blocks.
+
+        Raises:
+            MemoryError: a memory limit could not hold what one block reads of it.
+        """
+        tensor, axes = cast("Tensor", self.bound.operands[position]), self._axes(position)
+        if not self.is_tiled(tensor):
+            return Reading(axes, tensor)
+        holding.allow(tensor, prod([cut.lengths[axis] for axis in axes if axis is not None]))
+        return Reading(axes, tensor, holding.source(tensor))
 
     def _axes(self, position: int) -> Axes:
         return self.space.operands[position] or ()
