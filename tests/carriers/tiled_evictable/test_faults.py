@@ -9,7 +9,18 @@ import asyncio
 import numpy as np
 import pytest
 
-from strideweave import CPU, LRU, FileBacked, Generic, ResidencyPlan, Streaming, TileSet
+from strideweave import (
+    CPU,
+    LRU,
+    FileBacked,
+    Generic,
+    ResidencyPlan,
+    Streaming,
+    Tensor,
+    TileSet,
+    reduce_sum,
+    row_major,
+)
 from strideweave.carriers.move import dispatch_move, registered_move_operation
 from strideweave.carriers.tiled_evictable import traffic as traffic_module
 from strideweave.io.files import OpenFile
@@ -126,6 +137,69 @@ def writing(number):
     return run
 
 
+def compact_of(model, *numbers):
+    """Values for experts, on a carrier of the compute class."""
+    values = -np.arange(len(numbers) * 24.0).reshape(-1, 4, 6) - 1
+    model.destination = None
+    model.compact = Tensor(model.carrier.primary.new_like(values.ravel()), 0, row_major(len(numbers), 4, 6))
+    return values
+
+
+def scattering(*numbers, reduction):
+    """Scatter to experts; what comes out is read slot by slot, which allocates nothing."""
+
+    def run(model):
+        values = compact_of(model, *numbers)
+        selection = model.select(*numbers)
+        yield
+        result = model.carrier.scatter(model.compact, model.tensor, selection, reduction).wait(10)
+        assert result.version == 1
+        found = [[result[number, row, column] for row, column in np.ndindex(4, 6)] for number in numbers]
+        found = np.reshape(found, values.shape)
+        assert np.array_equal(found, values + model.values[list(numbers)] if reduction == "add" else values)
+
+    return run
+
+
+def assigning(*numbers):
+    """Write whole experts in place."""
+
+    def run(model):
+        values = compact_of(model, *numbers)
+        yield
+        model.carrier.assign(model.compact, model.tensor, model.select(*numbers)).wait(10)
+        model.values[list(numbers)] = values
+
+    return run
+
+
+def differentiating(model):
+    """Go back through a scatter and two projections that overlap, twice."""
+    compact_of(model, 3, 1)
+    carrier, selection = model.carrier, model.select(3, 1)
+    model.tensor.grad = model.compact.grad = None
+    result = carrier.scatter(model.compact, model.tensor, selection, "add").wait(10)
+    seen = result.carrier.project(result, model.select(1)).wait(10)
+    beside = carrier.project(model.tensor, model.select(1, 4)).wait(10)
+    loss = reduce_sum(seen) + reduce_sum(beside)
+    yield
+    try:
+        loss.backward(retain_graph=True)
+    except BaseException:
+        assert model.tensor.grad is model.compact.grad is None
+        raise
+    first = model.tensor.grad
+    try:
+        loss.backward()
+    except BaseException:
+        assert model.tensor.grad is first
+        raise
+    finally:
+        assert first.numpy()[:, 0, 0].tolist() == [0, 2, 0, 0, 1, 0, 0, 0]
+    assert model.tensor.grad.numpy()[:, 0, 0].tolist() == [0, 4, 0, 0, 2, 0, 0, 0]
+    assert model.compact.grad.numpy()[:, 0, 0].tolist() == [0, 2]
+
+
 def reading(model):
     yield
     assert np.array_equal(model.tensor.numpy(), model.values)
@@ -151,6 +225,22 @@ SCENARIOS = {
     "write far": ([1], [1], writing(5), None),
     "write near": ([1], [], writing(1), None),
     "read everything": ([1], [1], reading, None),
+    "scatter": ([1], [1], scattering(3, 1, 0, reduction="replace"), None),
+    "scatter and plan": (
+        [1, 2],
+        [1],
+        scattering(3, 1, reduction="replace"),
+        {"promote": (3, 6), "evict": (1, 2)},
+    ),
+    "scatter onto values": ([1], [1], scattering(3, 1, 0, reduction="add"), None),
+    "scatter onto values that stream": (
+        [1, 2],
+        [1],
+        scattering(4, 1, 0, 7, reduction="add"),
+        {"evict": (0, 1, 2, 7), "promote": (4, 6)},
+    ),
+    "assign": ([1, 2], [1], assigning(4, 1, 0, 2), None),
+    "differentiate": ([1], [], differentiating, None),
 }
 PAIRS = [(CPU, FileBacked), (CPU, CPU), (Generic, FileBacked), (CPU, Generic)]
 ERRORS = {
@@ -215,6 +305,10 @@ def check_outcome(model, before, version, values, failed):
     destination = getattr(model, "destination", None)
     if destination is not None:
         assert destination.is_mutable()
+    compact = getattr(model, "compact", None)
+    if compact is not None:
+        assert compact.carrier.is_mutable()
+        assert compact.version == 0
     if failed is None:
         return
     assert np.array_equal(model.values, values)
