@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import anyio
 import numpy as np
@@ -57,6 +58,10 @@ DENSE = {
     "FileBacked": lambda dtype: FileBacked(dtype=dtype),
     "Evictable": lambda dtype: Evictable(CPU(1, dtype=dtype), FileBacked(dtype=dtype)),
 }
+MEMORY = [CPU, Generic]
+if find_spec("mlx") is not None:  # the extra strideweave[metal]
+    DENSE["Metal"] = lambda dtype: Metal(0, dtype=dtype)
+    MEMORY.append(Metal)
 SHIPPED = (Generic, CPU, Metal, FileBacked, Evictable, TiledEvictable)
 
 
@@ -150,7 +155,7 @@ def test_every_ordered_pair_of_shipped_carriers_is_registered(pair):
     assert dispatch_move(*pair)
 
 
-@pytest.mark.parametrize("primary", [CPU, Generic], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("primary", MEMORY, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("secondary", [CPU, Generic, FileBacked], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("kind", DENSE)
 def test_a_tiled_source_arrives_slot_by_slot(kind, primary, secondary):
@@ -174,7 +179,7 @@ def test_an_empty_destination_is_allocated(kind):
     assert values_of(moved.carrier).tolist() == VALUES.tolist()
 
 
-@pytest.mark.parametrize("primary", [CPU, Generic], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("primary", MEMORY, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("secondary", [CPU, FileBacked], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("kind", DENSE)
 def test_a_tiled_destination_has_every_tile_primary_and_dirty(kind, primary, secondary):
@@ -677,7 +682,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["CPU", "Generic", "FileBacked", "Evictable", "TiledEvictable"])
+@pytest.mark.parametrize("kind", [*DENSE, "TiledEvictable"])
 @pytest.mark.parametrize("form", LAYOUTS)
 @pytest.mark.parametrize("policy", [False, True], ids=["free", "policy"])
 def test_the_gradient_comes_back_in_tiles(kind, form, policy):
@@ -721,7 +726,7 @@ def test_a_gradient_goes_through_a_tiled_carrier():
     assert np.array_equal(x.grad.numpy(), expected)
 
 
-@pytest.mark.parametrize("kind", ["Generic", "FileBacked", "Evictable"])
+@pytest.mark.parametrize("kind", DENSE)
 def test_a_tiled_gradient_comes_back_to_any_dense_class(kind):
     x = full(DENSE[kind](DType.Float32).new_like(VALUES))
     moved = move(x, tiled_carrier())
