@@ -629,6 +629,26 @@ def test_any_bytes_are_an_answer(kept):
         assert values_of(carrier).tolist() == [1.0, 2.0, 3.0]
 
 
+def test_a_provider_may_use_its_memory_again(make_class):
+    """What it gave is copied before the next call."""
+
+    class Thrifty(Plain):
+        def allocate(self, slots, dtype):
+            self.scratch = np.zeros(2, dtype.numpy)
+            return super().allocate(slots, dtype)
+
+        def read(self, storage, start, slots):
+            self.scratch[:slots] = super().read(storage, start, slots)
+            return self.scratch[:slots]
+
+    kept = make_class(Thrifty())
+    values = np.arange(12, dtype=np.float32).reshape(6, 2)
+    tensor = sw.tiled(values, (1, 2), secondary=kept(), resident=False)
+    picked = tensor.carrier.project(tensor, tensor.carrier.select({0: [5, 0, 3]})).wait()
+    assert np.array_equal(picked.numpy(), values[[5, 0, 3]])
+    tensor.carrier.release()
+
+
 def test_what_is_written_cannot_be_changed_by_the_provider(make_class):
     class Greedy(Plain):
         def write(self, storage, start, values):

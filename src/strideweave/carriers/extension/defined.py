@@ -145,7 +145,9 @@ class DefinedCarrier(Carrier):
         return provided
 
     def _load_slot(self, i: int) -> bool | int | float:
-        return self._dtype.to_python(self._storage().read(i, 1)[0])
+        slot = np.empty(1, self._dtype.numpy)
+        self._storage().read(i, slot)
+        return self._dtype.to_python(slot[0])
 
     def _store_slot(self, i: int, value: NDArray[Any]) -> None:
         self._storage().write(i, value.reshape(1))
@@ -153,14 +155,9 @@ class DefinedCarrier(Carrier):
     def _read_slots(self, start: int, slots: int) -> NDArray[Any]:
         self._require_live()
         values = np.empty(slots, self._dtype.numpy)
-        if not slots:
-            return values
-        storage = self._storage()
-
-        def read() -> None:
-            values[...] = storage.read(start, slots)
-
-        self._scope.start(AwaitResult[None](), run_jobs, [read]).wait()
+        if slots:
+            job = partial(self._storage().read, start, values)
+            self._scope.start(AwaitResult[None](), run_jobs, [job]).wait()
         return values
 
     def _write_slots(self, values: NDArray[Any]) -> None:

@@ -50,28 +50,39 @@ class ProviderMove(MoveOperation):
 def _copy(groups: list[list[Transfer]]) -> None:
     for group in groups:
         for source, start, destination, at, slots in group:
-            _write(destination, at, _read(source, start, slots))
+            memory = None if isinstance(destination, DefinedCarrier) else _memory(destination)
+            if memory is not None:
+                _read(source, start, memory[at : at + slots])
+            else:
+                _write(destination, at, _values(source, start, slots))
 
 
-def _read(carrier: Carrier, start: int, slots: int) -> NDArray[Any]:
-    """The values of some slots, which may share memory with the carrier; blocks."""
+def _read(carrier: Carrier, start: int, values: NDArray[Any]) -> None:
+    """Read as many slots as ``values`` has elements; blocks."""
     if isinstance(carrier, DefinedCarrier):
-        return carrier._storage().read(start, slots)
+        carrier._storage().read(start, values)
+        return
     memory = _memory(carrier)
+    if memory is not None:
+        values[...] = memory[start : start + len(values)]
+    else:
+        read_spans([_span(carrier, start, values)])
+
+
+def _values(carrier: Carrier, start: int, slots: int) -> NDArray[Any]:
+    """The values of some slots, which may share memory with the carrier; blocks."""
+    memory = None if isinstance(carrier, DefinedCarrier) else _memory(carrier)
     if memory is not None:
         return memory[start : start + slots]
     values = np.empty(slots, carrier.dtype().numpy)
-    read_spans([_span(carrier, start, values)])
+    _read(carrier, start, values)
     return values
 
 
 def _write(carrier: Carrier, start: int, values: NDArray[Any]) -> None:
+    """Write slots of a carrier that is not in memory; blocks."""
     if isinstance(carrier, DefinedCarrier):
         carrier._storage().write(start, values)
-        return
-    memory = _memory(carrier)
-    if memory is not None:
-        memory[start : start + len(values)] = values
     else:
         write_spans([_span(carrier, start, np.ascontiguousarray(values))])
 

@@ -121,23 +121,20 @@ class ProvidedStorage:
         self._lock = (os.getpid(), threading.Lock())
         self.reads = self.writes = self.bytes_read = self.bytes_written = 0
 
-    def read(self, start: int, slots: int) -> NDArray[Any]:
-        """Read slots; blocks.
-
-        Returns:
-            A 1-D array of the dtype, which may share memory with the provider.
+    def read(self, start: int, values: NDArray[Any]) -> None:
+        """Read as many slots as ``values`` has elements, an array of the dtype; blocks.
 
         Raises:
             TypeError, ValueError: the provider gave something else than so many values of the dtype.
             ReleasedError: the storage was freed.
             Exception: the provider's own.
         """
+        slots = len(values)
         with self._turn(f"reading slots [{start}, {start + slots})"):
-            found = self._provider.read(self._storage, start, slots)
-            values = self._checked(found, slots)
+            # Copied before the next call, which may use the provider's memory again.
+            values[...] = self._checked(self._provider.read(self._storage, start, slots), slots)
             self.reads += 1
             self.bytes_read += values.nbytes
-            return values
 
     def write(self, start: int, values: NDArray[Any]) -> None:
         """Write slots; blocks.
