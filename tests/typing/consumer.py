@@ -14,6 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import strideweave as sw
+from strideweave.carriers.extension import (
+    CarrierDefinition,
+    DefinedCarrier,
+    StorageProvider,
+    carrier_definition,
+    register_carrier,
+)
 
 
 def tensors(values: NDArray[np.float32]) -> None:
@@ -80,6 +87,32 @@ def policies() -> None:
     sw.TraceRecorder(NoPlan())  # type: ignore[arg-type]
     with recorder as same:
         assert_type(same, sw.TraceRecorder)
+
+
+class InArrays(StorageProvider):
+    """Slots in arrays."""
+
+    def allocate(self, slots: int, dtype: sw.DType) -> NDArray[Any]:
+        return np.zeros(slots, dtype.numpy)
+
+    def read(self, storage: NDArray[Any], start: int, slots: int) -> NDArray[Any]:
+        return storage[start : start + slots]
+
+    def write(self, storage: NDArray[Any], start: int, values: NDArray[Any]) -> None:
+        storage[start : start + len(values)] = values
+
+
+class Kept(DefinedCarrier):
+    """A carrier class of one's own."""
+
+
+def definitions() -> None:
+    register_carrier(CarrierDefinition(Kept, storage=InArrays()))
+    assert_type(carrier_definition(Kept), CarrierDefinition | None)
+    assert_type(Kept(4).new_like([1, 2]), Kept)
+    assert_type(sw.move(sw.asarray([1.0]), Kept(dtype=sw.DType.Float64)), sw.Tensor)
+    CarrierDefinition(InArrays)  # type: ignore[arg-type]
+    register_carrier(Kept)  # type: ignore[arg-type]
 
 
 def conflicts(error: sw.TileConflictError) -> None:
