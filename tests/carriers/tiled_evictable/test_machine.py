@@ -21,6 +21,7 @@ from strideweave import (
     TiledEvictable,
     TileSelection,
     TileSet,
+    row_major,
 )
 from strideweave.carriers.move import dispatch_move, registered_move_operation
 from strideweave.carriers.tiled_evictable import traffic as traffic_module
@@ -251,6 +252,50 @@ class TiledMachine(RuleBasedStateMachine):
             assert destination.version == 1
             rest = [destination[slot] for slot in range(compact.size, destination.size())]
             assert rest == [7.0] * len(rest)
+
+    def compact_tensor(self, per_axis, start):
+        """A compact Tensor, and its values."""
+        shape = (2 * len(per_axis[0]), 3 * len(per_axis[1]))
+        values = np.arange(start, start + shape[0] * shape[1], dtype=np.float32).reshape(shape)
+        broken, self.broken = self.broken, False
+        carrier = self.carrier.primary.new_like(values.ravel())
+        self.broken = broken
+        return Tensor(carrier, 0, row_major(*shape)), values
+
+    @rule(per_axis=selections, start=st.integers(-50, 50), reduction=st.sampled_from(["replace", "add"]))
+    def scatter(self, per_axis, start, reduction):
+        compact, values = self.compact_tensor(per_axis, start)
+        selection = TileSelection(per_axis)
+        result = self.try_to(
+            lambda: self.carrier.scatter(compact, self.tensor, selection, reduction).wait(10), undone=True
+        )
+        assert compact.carrier.is_mutable()
+        assert compact.version == 0
+        if result is None:
+            return
+        assert (result.version, result.carrier.memory_limit) == (1, self.limit)
+        assert set(result.carrier.valid_tiles) == set(selection.coordinates)
+        wanted = values + self.compact(per_axis) if reduction == "add" else values
+        rows = [2 * x + row for x in per_axis[0] for row in range(2)]
+        columns = [3 * y + column for y in per_axis[1] for column in range(3)]
+        assert np.array_equal([[result[row, column] for column in columns] for row in rows], wanted)
+        result.carrier.release()
+
+    @rule(per_axis=selections, start=st.integers(-50, 50))
+    def assign(self, per_axis, start):
+        compact, values = self.compact_tensor(per_axis, start)
+        selection = TileSelection(per_axis)
+        if self.try_to(
+            lambda: self.carrier.assign(compact, self.tensor, selection).wait(10) is None, undone=True
+        ):
+            self.version += 1
+            for i, x in enumerate(per_axis[0]):
+                for j, y in enumerate(per_axis[1]):
+                    slots = values[2 * i : 2 * i + 2, 3 * j : 3 * j + 3].ravel()
+                    first = TILES.index((x, y)) * TILE_SLOTS
+                    self.memory.update(enumerate(slots.tolist(), first))
+            assert set(selection.coordinates) <= set(self.carrier.dirty_tiles)
+        assert compact.carrier.is_mutable()
 
     @rule(tiles=some_tiles)
     def promote(self, tiles):
