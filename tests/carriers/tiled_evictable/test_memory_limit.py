@@ -183,6 +183,26 @@ def test_what_is_kept_warm_counts_and_gives_way_to_staging():
     assert (found.recycled_bytes, found.peak_memory_bytes) == (0, 3 * 8192)
 
 
+@pytest.mark.parametrize("tile_slots", [1500, 300_000])
+def test_memory_counts_until_the_system_has_it_back(monkeypatch, tile_slots):
+    values = np.ones((4, tile_slots), np.float32)
+    tensor = tiled(values, (1, tile_slots), resident=False, memory_limit=3 * tile_slots * 4)
+    carrier, seen = tensor.carrier, []
+    carrier.promote(TileSet([(0, 0), (1, 0), (2, 0)]))
+    for name in ("_discard", "release"):
+        real = getattr(CPU, name)
+
+        def watched(self, *arguments, real=real):
+            seen.append(carrier.statistics().memory_bytes)
+            return real(self, *arguments)
+
+        monkeypatch.setattr(CPU, name, watched)
+    carrier.evict(TileSet([(0, 0), (1, 0), (2, 0)]))
+    assert seen
+    assert set(seen) == {3 * tile_slots * 4}
+    assert carrier.statistics().memory_bytes == 0
+
+
 # Too much
 
 

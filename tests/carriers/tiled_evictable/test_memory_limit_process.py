@@ -5,15 +5,14 @@ import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from strideweave import (
-    CPU,
-    FileBacked,
-    TileSet,
-)
+from strideweave import CPU, FileBacked, Streaming, Tensor, TileSet, tiled
+from strideweave.layout import Layout
+from strideweave.testing import failing_transfers
 
 TILE = 4 * 6 * 4  # bytes of a tile of make_model
 
@@ -115,14 +114,20 @@ PROGRAM = """
         print("no memory")
     else:
         peak = carrier.statistics().peak_memory_bytes
-        anonymous = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon:"))
         print("ran", peak <= (limit or 1 << 60))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts memory on Linux only")
-@pytest.mark.parametrize("tile", [64 << 10, 96 << 10, 4 << 20])
-@pytest.mark.parametrize(("limit", "outcome"), [(32, "ran True"), (0, "no memory")])
+@pytest.mark.parametrize(
+    ("tile", "limit", "outcome"),
+    [
+        (64 << 10, 32, "ran True"),
+        (97 << 10, 32, "ran True"),
+        (4 << 20, 32, "ran True"),
+        (4 << 20, 0, "no memory"),
+    ],
+)
 def test_the_process_itself_stays_within_the_limit(tile, limit, outcome):
     """Under the kernel's own limit 192 MiB of tiles pass through 32 MiB, and without one they do not fit."""
     ran = subprocess.run(
@@ -133,3 +138,27 @@ def test_the_process_itself_stays_within_the_limit(tile, limit, outcome):
         timeout=120,
     )
     assert ran.stdout.strip() == outcome, ran.stderr
+
+
+def anonymous_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_an_error_that_somebody_keeps_keeps_no_staging():
+    """Its traceback refers to what was read when it failed, and that memory has long been given to others."""
+    values = np.ones((4 << 20, 2), np.float32)  # 32 MiB, in tiles whose slots come apart in the result
+    tensor = tiled(values, (1 << 20, 2), resident=False, residency_policy=Streaming(), memory_limit=32 << 20)
+    carrier = tensor.carrier
+    across = Tensor(carrier, 0, Layout(((1 << 10, 1 << 10, 4), 2), ((1 << 11, 2, 1 << 21), 1)))
+    errors = []
+    for _ in range(2):
+        before = anonymous_bytes()
+        with failing_transfers(FileBacked, CPU, after=True) as faults, pytest.raises(OSError) as caught:
+            carrier.project(across, carrier.select({})).wait(10)
+        errors.append(caught.value)
+        assert faults.failed == 1
+    assert anonymous_bytes() - before < 4 << 20
+    assert carrier.statistics().peak_staging_bytes == 8 << 20
+    carrier.release()

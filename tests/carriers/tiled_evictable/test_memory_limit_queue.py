@@ -138,6 +138,26 @@ def test_a_tile_that_two_requests_need_is_reserved_once(make_model, control_move
     assert model.at_rest()
 
 
+def test_an_eviction_that_fails_lets_others_look_again(make_model, control_moves):
+    """Its tiles could not make room for others meanwhile, and now they can."""
+    model = make_model(memory_limit=2 * TILE)
+    for expert in (0, 1):
+        model.carrier[expert * 24] = model.values[expert, 0, 0] = 5.0
+    moves = control_moves(CPU, FileBacked)
+    moves.gate.clear()
+    moves.failures.append(OSError("full"))
+    eviction = model.carrier.evict_async(tiles(0, 1))
+    moves.wait_until_entered()
+    projection = model.project(2, 3)
+    until(lambda: statistics(model).waiting_requests == 1)
+    moves.open()
+    with pytest.raises(OSError, match="full"):
+        eviction.wait(10)
+    assert np.array_equal(projection.wait(10).numpy(), model.values[[2, 3]])
+    assert model.at_rest()
+    model.check(0, 1)
+
+
 def test_release_refuses_while_a_request_waits(make_model, control_moves):
     model = make_model(memory_limit=TILE)
     moves = control_moves(FileBacked, CPU)

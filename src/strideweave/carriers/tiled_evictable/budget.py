@@ -20,6 +20,7 @@ import anyio
 import numpy as np
 
 from strideweave.layout.int_tuple import as_integer
+from strideweave.runtime.thread_role import waiting_is_forbidden
 from strideweave.tiles.coordinates import NO_ORDINALS
 
 if TYPE_CHECKING:
@@ -232,10 +233,9 @@ class Budget:
             self.wake()
 
     def wake(self) -> None:
-        """There may be more room: whose turn it is looks again."""
-        for need in self._queue.values():
-            need.wake()
-            return
+        """There may be more room: whose turn it is looks again; not in a forked child, where nobody does."""
+        if self._queue and waiting_is_forbidden():
+            next(iter(self._queue.values())).wake()
 
     def step(self, need: Need, recycled_bytes: int) -> Step:
         """Say what a request that asks is to do next."""

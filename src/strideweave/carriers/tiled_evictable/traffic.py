@@ -28,7 +28,6 @@ from strideweave.carriers.tiled_evictable.statistics import TrafficCounters
 from strideweave.carriers.tiled_evictable.store import tile_rows
 from strideweave.errors import InvalidTileError
 from strideweave.runtime.locks import short_lock
-from strideweave.runtime.thread_role import waiting_is_forbidden
 from strideweave.runtime.workers import INLINE_BYTES, run_jobs
 from strideweave.tiles.coordinates import NO_ORDINALS
 from strideweave.tiles.ledger import Ledger, LedgerEntry
@@ -325,15 +324,14 @@ class TileTraffic:
             self.budget.touch(ordinals)
 
     def _wake(self) -> None:
-        """Whoever waits for room looks again; not in a forked child, where nobody does."""
-        if self.budget is not None and waiting_is_forbidden():
+        """Whoever waits for room looks again."""
+        if self.budget is not None:
             self.budget.wake()
 
     def _release_room(self, entry: LedgerEntry) -> None:
         """A request makes no more use of what was reserved for it. Under the lock."""
         if self.budget is not None:
             self.budget.release(entry)
-            self._wake()
 
     # Fetching: loop thread
 
