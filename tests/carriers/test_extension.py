@@ -8,6 +8,8 @@ from __future__ import annotations
 import gc
 import os
 import runpy
+import subprocess
+import sys
 import threading
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -162,6 +164,23 @@ class TestAsSecondaryTierOfAnEvictable(CarrierContract):
         return make
 
 
+class TestAsSecondaryTierOfATiledEvictable(CarrierContract):
+    can_be_empty = any_size = False  # one geometry
+
+    @pytest.fixture
+    def make_carrier(self, zipped):
+        def make(values, *, mutable=True):
+            dtype = DType.from_numpy(values.dtype)
+            primary, secondary = CPU(0, dtype=dtype, mutable=mutable), zipped(dtype=dtype).new_like(values)
+            return (
+                TiledEvictable(primary, secondary, (len(values) // 2,), (2,))
+                if len(values) % 2 == 0
+                else (TiledEvictable(primary, secondary, (len(values),), (1,)))
+            )
+
+        return make
+
+
 # Registering, and being sealed
 
 
@@ -276,6 +295,40 @@ def test_a_composite_can_do_what_its_tiers_can():
         )
 
 
+def test_a_composite_of_ones_own_has_factories_from_its_definition():
+    class Pair(DependentCarrier):
+        """Two carriers of which the first is read."""
+
+        def __init__(self, first, second):
+            super().__init__(first.size(), dtype=first.dtype(), mutable=first.is_mutable())
+            self.tiers = (first, second)
+            self._own(first, second)
+
+        def _load_slot(self, i):
+            return self.tiers[0]._load_slot(i)
+
+        def _store_slot(self, i, value):
+            self.tiers[0]._store_slot(i, value)
+
+        def new_like(self, values, *, mutable=True, dtype=None):
+            return super().new_like(values, mutable=mutable, dtype=dtype)
+
+        def allocate_like(self, size, *, mutable=True, dtype=None, empty=False):
+            return super().allocate_like(size, mutable=mutable, dtype=dtype, empty=empty)
+
+    with pytest.raises(NotImplementedError, match="no definition with storage"):
+        type("Other", (Pair,), {})(CPU(1), CPU(0)).allocate_like(1)
+    provider = CompositeProvider(lambda pair: pair.tiers, lambda pair, tiers: Pair(*tiers))
+    register_carrier(CarrierDefinition(Pair, storage=provider))
+    pair = Pair(CPU(2), FileBacked())
+    made = pair.new_like([1, 2, 3], dtype=DType.Int8)
+    assert ([type(tier) for tier in made.tiers], made[2], made.dtype()) == ([CPU, FileBacked], 3, DType.Int8)
+    assert all(tier.is_owned() for tier in made.tiers)
+    assert pair.allocate_like(5, mutable=False).is_mutable() is False
+    pair.release()
+    assert pair.allocate_like(4).size() == 4, "factories work after release"
+
+
 def test_a_class_is_sealed_by_its_first_carrier(make_class):
     kept = make_class()
     definition = kept._installed()
@@ -366,6 +419,40 @@ def test_own_routes_take_the_place_of_derived_ones(make_class):
     assert dispatch_move(CPU, Kept) is ElementwiseMoveOperation
     assert dispatch_move(Kept, CPU) is not ElementwiseMoveOperation
     withdraw_carrier(Kept)
+
+
+def test_routes_to_composites_are_those_that_serve_memory():
+    """What moves a composite through its tiers, or tile by tile, serves any class that memory moves to and from."""
+
+    class Kept(DefinedCarrier):
+        """Slots in a provider."""
+
+    routes = [
+        TransferRoute(*pair, dispatch_move(*memory))
+        for composite in (Evictable, TiledEvictable)
+        for pair, memory in (
+            ((composite, Kept), (composite, CPU)),
+            ((Kept, composite), (CPU, composite)),
+        )
+    ]
+    register_carrier(CarrierDefinition(Kept, storage=Plain(), routes=tuple(routes)))
+    values = np.arange(6, dtype=np.float32)
+    x = sw.tiled(values, 2, resident=False)
+    x.carrier.promote(x.carrier.select({0: [1]}))
+    kept = move(x, Kept())
+    tiled = move(kept, TiledEvictable(CPU(0), FileBacked(), (2,), (3,)))
+    evictable = move(move(tiled, Kept()), Evictable(CPU(6), FileBacked()))
+    assert np.array_equal(evictable.numpy(), values)
+    picked = move(evictable, Kept())
+    assert np.array_equal(picked.numpy(), values)
+    sw.reduce_sum(move(picked, CPU(0))).backward()
+    assert (type(x.grad.carrier), x.grad.tolist()) == (TiledEvictable, [1.0] * 6)
+    withdrawn = carrier_definition(Kept)
+    for route in withdrawn.routes:
+        unregister_move_operation(route.source, route.destination)
+    for other in (Kept, CPU, FileBacked, Generic, Metal):
+        for pair in {(Kept, other), (other, Kept)}:
+            unregister_move_operation(*pair)
 
 
 def test_definitions_are_frozen(kept):
@@ -739,6 +826,34 @@ def test_a_forked_child_reads_and_leaves_the_storage_to_its_parent(kept):
     assert carrier[2] == 3.0
     carrier.release()
     assert "free" in kept.provider.calls
+
+
+def test_storage_is_freed_at_the_end_of_the_interpreter():
+    program = """
+import sys
+import numpy as np
+from strideweave.carriers.extension import CarrierDefinition, DefinedCarrier, StorageProvider, register_carrier
+
+class Loud(StorageProvider):
+    def allocate(self, slots, dtype):
+        return np.zeros(slots, dtype.numpy)
+    def read(self, storage, start, slots):
+        return storage[start : start + slots]
+    def write(self, storage, start, values):
+        storage[start : start + len(values)] = values
+    def free(self, storage):
+        print("freed", len(storage))
+
+class Kept(DefinedCarrier):
+    "Slots."
+
+register_carrier(CarrierDefinition(Kept, storage=Loud()))
+kept, unused = Kept().new_like([1, 2, 3]), Kept(7)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert ended.stdout == "freed 3\n"
 
 
 def test_no_call_comes_from_the_loop(make_class):

@@ -6,6 +6,8 @@ Spec: *Residency remains valid while tiled work needs it*; *TiledEvictable owns 
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from contextlib import contextmanager
 from importlib.util import find_spec
 
@@ -653,6 +655,42 @@ def test_a_failed_arrival_on_empty_tiers_leaves_invalid_tiles():
     assert (len(destination.valid_tiles), destination.statistics().resident_bytes) == (0, 0)
     assert at_rest(destination)
     destination.release()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("end", ["source", "destination"])
+def test_a_forked_child_gets_both_carriers_back_from_its_parents_move(end):
+    tiled = mixed(secondary=CPU)
+    tensor = full(tiled, requires_grad=False)
+    other = Generic(VALUES * (end == "destination"))
+    source, destination = (tensor, other) if end == "source" else (full(other, requires_grad=False), tiled)
+
+    def check():
+        handle = move_async(source, destination)
+        assert np.array_equal(handle.wait(10).numpy().ravel(), VALUES)
+
+    with held_transfers(*((CPU, Generic) if end == "source" else (Generic, CPU))) as hold:
+        handle = move_async(source, destination)
+        hold.entered.wait(60)
+        child = os.fork()
+        if not child:
+            good = False
+            try:
+                signal.alarm(20)  # a child that hangs is killed
+                with pytest.raises(RuntimeError, match="fork"):
+                    handle.wait(10)
+                assert not tiled.is_owned()
+                assert not other.is_owned()
+                assert at_rest(tiled)
+                hold.open()
+                check()
+                good = True
+            finally:
+                os._exit(0 if good else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        hold.open()
+        assert np.array_equal(handle.wait(60).numpy().ravel(), VALUES)
 
 
 # Gradients
