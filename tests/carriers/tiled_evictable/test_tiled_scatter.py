@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -21,6 +23,8 @@ from strideweave import (
     TileSet,
     asarray,
     no_grad,
+    reduce_sum,
+    tiled,
     zeros,
 )
 from strideweave.carriers.tiled_evictable import tile_values
@@ -581,3 +585,50 @@ def test_gradients_are_those_of_the_call(make_model) -> None:
     assert node is not None
     assert node.name == "scatter"
     assert zeros(()).grad_fn is None
+
+
+class TestManySmallTiles:
+    """Thousands of tiles in one request, in any order, some in place and some new."""
+
+    def test_they_are_all_there(self) -> None:
+        count = 3000
+        values = np.random.default_rng(1).standard_normal((count, 2, 3), np.float32)
+        source = tiled(values, (1, 2, 3), resident=False)
+        carrier = source.carrier
+        order = np.random.default_rng(2).permutation(count)[: count - 7]
+        selection = carrier.select({0: order})
+        carrier.promote(TileSet([(int(tile), 0, 0) for tile in order[::3]]))
+        compact = asarray(np.random.default_rng(3).standard_normal((len(order), 3, 2), np.float32)).permute(
+            0, 2, 1
+        )
+        added = compact.numpy()
+        result = carrier.scatter(compact, source, selection, "add").wait()
+        found = result.carrier.project(result, selection).wait()
+        assert np.array_equal(found.numpy(), values[order] + added)
+        reduce_sum(found * found).backward()
+        assert np.array_equal(source.grad.numpy()[order], 2 * found.numpy())
+        carrier.evict(TileSet([(int(tile), 0, 0) for tile in order[::2]]))
+        carrier.assign(compact.detach(), source, selection).wait()
+        values[order] = added
+        assert np.array_equal(source.numpy(), values)
+
+
+def test_nothing_is_left_when_they_are_dropped(make_model) -> None:
+    """Results and gradients go with the last reference to them, not with the collector."""
+    model = make_model()
+    gc.collect()
+    gc.disable()
+    try:
+        compact = compact_of(model, 2, 5)
+        result = scatter(model, compact, 2, 5, reduction="add").wait()
+        seen = result.carrier.project(result, model.select(5)).wait()
+        reduce_sum(seen * seen).backward()
+        carriers = [result.carrier, model.tensor.grad.carrier, compact.carrier, seen.carrier]
+        gone = [weakref.ref(carrier) for carrier in carriers]
+        model.tensor.grad = None
+        del carriers, compact, result, seen
+        for _ in range(3):  # the loop lets go of what its last task held
+            model.project(0).wait()
+        assert [reference() for reference in gone] == [None] * 4
+    finally:
+        gc.enable()

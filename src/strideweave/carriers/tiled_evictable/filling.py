@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
+from anyio.lowlevel import checkpoint
 
 from strideweave.carriers.tiled_evictable.store import note_change
 from strideweave.carriers.tiled_evictable.tile_values import (
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
 
     Ordinals = npt.NDArray[np.int64]
 
-__all__ = ["Reduction", "TileWriter", "in_waves", "start_filling"]
+__all__ = ["BATCH_TILES", "Reduction", "TileWriter", "in_waves", "start_filling"]
+
+BATCH_TILES = 256  # after so many, the loop has a turn
 
 Reduction: TypeAlias = Literal["replace", "add"]
 
@@ -207,10 +210,16 @@ class TileWriter:
                 for views in values(tiles, (flat.view(dtype), starts))
             ]
 
-        overwritten = views_of(kept)
+        overwritten: list[Views] = []
+        for part in groups(len(kept), BATCH_TILES):
+            overwritten += views_of(kept[part])
+            if len(kept) > BATCH_TILES:
+                await checkpoint()
 
         async def fill(batch: Ordinals) -> None:
             await apply(operation, views_of(batch))
+            if len(new) > BATCH_TILES:
+                await checkpoint()
 
         async def overwrite() -> None:
             if in_place is not None:

@@ -11,23 +11,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
+from anyio.lowlevel import checkpoint
 
 from strideweave.autograd import is_grad_enabled
 from strideweave.autograd.graph import Node, attach
 from strideweave.carriers.move.request import AwaitMove
-from strideweave.carriers.tiled_evictable.filling import in_waves
+from strideweave.carriers.tiled_evictable.filling import BATCH_TILES, in_waves
 from strideweave.carriers.tiled_evictable.gradient import TileContribution
 from strideweave.carriers.tiled_evictable.projection import start_backward_projection
 from strideweave.carriers.tiled_evictable.tile_values import CompactValues, add_tiles, block_of
 from strideweave.carriers.tiled_evictable.traffic import Changes
 from strideweave.errors import OwnershipError, ReleasedError
 from strideweave.tensor import Tensor
+from strideweave.tiles.compact import groups
+from strideweave.tiles.coordinates import NO_ORDINALS
 from strideweave.tiles.plan import plan_request
 from strideweave.tiles.residency import Location
 from strideweave.tiles.selection import TileSelection
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
     from strideweave.autograd.graph import Share
@@ -208,11 +211,14 @@ class _Scatter:
 
         if traffic.table.is_resident(plan.required).all():
             traffic.count(hits=len(plan.passing))  # those that stay are counted where they are brought
-            await store(plan.required, traffic.rows(plan.required))
-            return
-        staying = plan.staying
-        await store(staying, traffic.rows(staying))
-        await traffic.stream(plan.required[plan.is_passing()], store, entry=entry)
+            at_hand, streamed = plan.required, NO_ORDINALS
+        else:
+            at_hand, streamed = plan.staying, plan.required[plan.is_passing()]
+        for part in groups(len(at_hand), BATCH_TILES):
+            await store(at_hand[part], traffic.rows(at_hand[part]))
+            if len(at_hand) > BATCH_TILES:
+                await checkpoint()
+        await traffic.stream(streamed, store, entry=entry)
 
     def _publish(self, fresh: TiledEvictable) -> Tensor:
         result = Tensor._of(fresh, self.template.offset, self.template.layout, any(self.wanted))
