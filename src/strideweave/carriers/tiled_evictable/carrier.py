@@ -15,8 +15,8 @@ from strideweave.carriers.tiled_evictable.adopted import AdoptedStore
 from strideweave.carriers.tiled_evictable.assignment import start_assignment
 from strideweave.carriers.tiled_evictable.budget import check_memory_limit, warm_bytes
 from strideweave.carriers.tiled_evictable.gradient import check_gradient, copy_gradient, sum_gradients
+from strideweave.carriers.tiled_evictable.move_admission import TileMove, begin_move
 from strideweave.carriers.tiled_evictable.moved_gradient import gradient_of_moved
-from strideweave.carriers.tiled_evictable.moving import TileMove, begin_move
 from strideweave.carriers.tiled_evictable.projection import AwaitProjection, start_projection
 from strideweave.carriers.tiled_evictable.residency import AwaitResidency, TiledResidencyFacet
 from strideweave.carriers.tiled_evictable.scatter import start_scatter

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from strideweave.carriers.move.operations import MoveOperation, Transfer, run_transfers
 from strideweave.carriers.move.planning import checked_runs
 from strideweave.carriers.move.registry import dispatch_move
+from strideweave.carriers.tiled_evictable.move_admission import admitted
+from strideweave.carriers.tiled_evictable.spans import Span
 from strideweave.carriers.tiled_evictable.store import note_change
-from strideweave.carriers.tiled_evictable.traffic import STAGING_BYTES
-from strideweave.tiles.coordinates import NO_ORDINALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -27,62 +27,13 @@ if TYPE_CHECKING:
 
     from strideweave.carriers.base import Carrier
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
+    from strideweave.carriers.tiled_evictable.move_admission import TileMove
     from strideweave.carriers.tiled_evictable.traffic import TileTraffic
-    from strideweave.tiles.ledger import LedgerEntry
 
     Ordinals = npt.NDArray[np.int64]
     Place = tuple[Carrier, int]
 
-__all__ = ["MoveFromTiles", "MoveToTiles", "TileMove", "begin_move"]
-
-_KIND = "move"
-
-
-@dataclass(slots=True, eq=False)
-class TileMove:
-    """What one move holds of a tiled carrier.
-
-    Attributes:
-        entry: covers the tiles in the ledger.
-        staging_bytes: what was reserved for staging; None before.
-    """
-
-    entry: LedgerEntry
-    staging_bytes: int | None = None
-
-    async def reserve(self, traffic: TileTraffic, staying: Ordinals = NO_ORDINALS) -> int:
-        """Take room under a memory limit, once: for tiles that become primary, or else for staging.
-
-        Returns:
-            How many tiles may be staged at once.
-        """
-        if self.staging_bytes is None:
-            most = max(STAGING_BYTES, traffic.tile_bytes)
-            staging = 0 if len(staying) else traffic.staging_room(most)
-            await traffic.reserve(self.entry, staying, staging)
-            self.staging_bytes = staging
-        return max(1, self.staging_bytes // traffic.tile_bytes)
-
-
-def begin_move(carrier: TiledEvictable, other: type[Carrier], *, reads: bool) -> TileMove:
-    """Cover every tile of a carrier for a move of all its slots, or raise with nothing changed; under the lock.
-
-    Args:
-        carrier: the source or the destination.
-        other: the exact class at the other end.
-        reads: whether the carrier is the source.
-
-    Raises:
-        InvalidTileError: a source has tiles without a value.
-        TileConflictError: unfinished work needs, moves or covers one of the tiles.
-        NotImplementedError: no move is registered between the other class and the compute class.
-    """
-    compute = carrier._compute_class
-    if not reads:
-        dispatch_move(other, compute)
-    elif other is not type(carrier):
-        dispatch_move(compute, other)
-    return TileMove(_cover(carrier, np.arange(carrier._traffic.grid.tile_count), reads=reads))
+__all__ = ["MoveFromTiles", "MoveToTiles"]
 
 
 class MoveFromTiles(MoveOperation):
@@ -101,8 +52,8 @@ class MoveFromTiles(MoveOperation):
         """
         for run in checked_runs(transfers):
             source = cast("TiledEvictable", run.source)
-            span = _Span(run.source_start, run.destination_start, run.slots, source._traffic.grid.tile_size)
-            with _admitted(source, span.tiles(), reads=True) as move:
+            span = Span(run.source_start, run.destination_start, run.slots, source._traffic.grid.tile_size)
+            with admitted(source, span.tiles(), reads=True) as move:
                 await _send(source, move, span, run.destination)
 
 
@@ -124,9 +75,9 @@ class MoveToTiles(MoveOperation):
         for run in checked_runs(transfers):
             destination = cast("TiledEvictable", run.destination)
             traffic = destination._traffic
-            span = _Span(run.destination_start, run.source_start, run.slots, traffic.grid.tile_size)
+            span = Span(run.destination_start, run.source_start, run.slots, traffic.grid.tile_size)
             tiles = span.tiles()
-            with _admitted(destination, tiles, reads=False) as move:
+            with admitted(destination, tiles, reads=False) as move:
                 limit = destination.memory_limit
                 fits = limit is None or len(tiles) * traffic.tile_bytes <= limit
                 arrival = _Arrival(destination, move, span, run.source)
@@ -134,79 +85,6 @@ class MoveToTiles(MoveOperation):
                     await arrival.become_primary(tiles)
                 else:
                     await arrival.pass_by(tiles)
-
-
-class _Span(NamedTuple):
-    """Consecutive slots of a tiled carrier, and where their counterparts begin.
-
-    Attributes:
-        start: the first slot.
-        other: the first slot at the other end.
-        slots: how many.
-        size: slots of a tile.
-    """
-
-    start: int
-    other: int
-    slots: int
-    size: int
-
-    def tiles(self) -> Ordinals:
-        """The tiles that the span touches, ascending."""
-        return np.arange(self.start // self.size, -(-(self.start + self.slots) // self.size))
-
-    def is_partial(self, ordinal: int) -> bool:
-        """Whether the span covers only a part of a tile."""
-        first = ordinal * self.size
-        return first < self.start or first + self.size > self.start + self.slots
-
-    def partial(self, tiles: Ordinals) -> Ordinals:
-        """Those of some ascending tiles that it covers in part: the first and the last of all, if any."""
-        ends = sorted({*tiles[:1].tolist(), *tiles[-1:].tolist()})
-        return np.array([ordinal for ordinal in ends if self.is_partial(ordinal)], np.int64)
-
-    def pairs(
-        self, tiles: Iterable[int], places: Iterable[Place], other: Carrier
-    ) -> Iterator[tuple[Place, Place, int]]:
-        """For each tile what lies in its place and at the other end, and how many slots."""
-        for ordinal, (carrier, at) in zip(tiles, places, strict=True):
-            first = max(self.start, ordinal * self.size)
-            last = min(self.start + self.slots, (ordinal + 1) * self.size)
-            near, far = at + first - ordinal * self.size, self.other + first - self.start
-            yield (carrier, near), (other, far), last - first
-
-    def outward(self, tiles: Ordinals, places: Iterable[Place], other: Carrier) -> list[Transfer]:
-        """Transfers from the places of tiles to the other end."""
-        return [
-            Transfer(*near, *far, slots) for near, far, slots in self.pairs(tiles.tolist(), places, other)
-        ]
-
-    def inward(self, tiles: Ordinals, places: Iterable[Place], other: Carrier) -> list[Transfer]:
-        """Transfers from the other end to the places of tiles."""
-        return [
-            Transfer(*far, *near, slots) for near, far, slots in self.pairs(tiles.tolist(), places, other)
-        ]
-
-
-def _cover(carrier: TiledEvictable, tiles: Ordinals, *, reads: bool) -> LedgerEntry:
-    traffic = carrier._traffic
-    with traffic.lock:
-        if reads:
-            traffic.require_valid(_KIND, tiles)
-        return traffic.cover(_KIND, tiles)
-
-
-@contextmanager
-def _admitted(carrier: TiledEvictable, tiles: Ordinals, *, reads: bool) -> Iterator[TileMove]:
-    """The move that covers all tiles already, or one of its own for these."""
-    if carrier._moving is not None:
-        yield carrier._moving
-        return
-    entry = _cover(carrier, tiles, reads=reads)
-    try:
-        yield TileMove(entry)
-    finally:
-        carrier._traffic.leave(entry)
 
 
 @contextmanager
@@ -228,7 +106,7 @@ def _waves(tiles: Ordinals, count: int) -> Iterator[Ordinals]:
     return (tiles[first : first + count] for first in range(0, len(tiles), count))
 
 
-async def _send(source: TiledEvictable, move: TileMove, span: _Span, destination: Carrier) -> None:
+async def _send(source: TiledEvictable, move: TileMove, span: Span, destination: Carrier) -> None:
     """Copy a span to another carrier; no tile changes its place."""
     traffic, table, size = source._traffic, source._traffic.table, span.size
     operation = dispatch_move(source._compute_class, type(destination))
@@ -265,7 +143,7 @@ class _Arrival:
 
     carrier: TiledEvictable
     move: TileMove
-    span: _Span
+    span: Span
     source: Carrier
 
     @property

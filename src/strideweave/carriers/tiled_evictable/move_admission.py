@@ -1,0 +1,100 @@
+"""What a move holds of a tiled carrier: its tiles in the ledger, and room under a memory limit.
+
+Contract, the conflict table: a move covers its tiles as a residency request does, so it meets no other work.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from strideweave.carriers.move.registry import dispatch_move
+from strideweave.carriers.tiled_evictable.traffic import STAGING_BYTES
+from strideweave.tiles.coordinates import NO_ORDINALS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from strideweave.carriers.base import Carrier
+    from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
+    from strideweave.carriers.tiled_evictable.traffic import TileTraffic
+    from strideweave.tiles.ledger import LedgerEntry
+
+    Ordinals = npt.NDArray[np.int64]
+
+__all__ = ["TileMove", "admitted", "begin_move"]
+
+_KIND = "move"
+
+
+@dataclass(slots=True, eq=False)
+class TileMove:
+    """What one move holds of a tiled carrier.
+
+    Attributes:
+        entry: covers the tiles in the ledger.
+        staging_bytes: what was reserved for staging; None before.
+    """
+
+    entry: LedgerEntry
+    staging_bytes: int | None = None
+
+    async def reserve(self, traffic: TileTraffic, staying: Ordinals = NO_ORDINALS) -> int:
+        """Take room under a memory limit, once: for tiles that become primary, or else for staging.
+
+        Returns:
+            How many tiles may be staged at once.
+        """
+        if self.staging_bytes is None:
+            most = max(STAGING_BYTES, traffic.tile_bytes)
+            staging = 0 if len(staying) else traffic.staging_room(most)
+            await traffic.reserve(self.entry, staying, staging)
+            self.staging_bytes = staging
+        return max(1, self.staging_bytes // traffic.tile_bytes)
+
+
+def begin_move(carrier: TiledEvictable, other: type[Carrier], *, reads: bool) -> TileMove:
+    """Cover every tile of a carrier for a move of all its slots, or raise with nothing changed; under the lock.
+
+    Args:
+        carrier: the source or the destination.
+        other: the exact class at the other end.
+        reads: whether the carrier is the source.
+
+    Raises:
+        InvalidTileError: a source has tiles without a value.
+        TileConflictError: unfinished work needs, moves or covers one of the tiles.
+        NotImplementedError: no move is registered between the other class and the compute class.
+    """
+    compute = carrier._compute_class
+    if not reads:
+        dispatch_move(other, compute)
+    elif other is not type(carrier):
+        dispatch_move(compute, other)
+    return TileMove(_cover(carrier, np.arange(carrier._traffic.grid.tile_count), reads=reads))
+
+
+def _cover(carrier: TiledEvictable, tiles: Ordinals, *, reads: bool) -> LedgerEntry:
+    traffic = carrier._traffic
+    with traffic.lock:
+        if reads:
+            traffic.require_valid(_KIND, tiles)
+        return traffic.cover(_KIND, tiles)
+
+
+@contextmanager
+def admitted(carrier: TiledEvictable, tiles: Ordinals, *, reads: bool) -> Iterator[TileMove]:
+    """The move that covers all tiles already, or one of its own for these."""
+    if carrier._moving is not None:
+        yield carrier._moving
+        return
+    entry = _cover(carrier, tiles, reads=reads)
+    try:
+        yield TileMove(entry)
+    finally:
+        carrier._traffic.leave(entry)
