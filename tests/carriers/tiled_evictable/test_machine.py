@@ -21,10 +21,14 @@ from strideweave import (
     TiledEvictable,
     TileSelection,
     TileSet,
+    mul,
+    reduce_sum,
     row_major,
 )
 from strideweave.carriers.move import dispatch_move, registered_move_operation
-from strideweave.carriers.tiled_evictable import traffic as traffic_module
+from strideweave.carriers.tiled_evictable import direct_request
+from strideweave.carriers.tiled_evictable import streaming as streaming_module
+from strideweave.operations.definition import apply
 from strideweave.tiles.grid import TileGrid
 from strideweave.tiling import tile_major_layout
 
@@ -113,7 +117,7 @@ class TiledMachine(RuleBasedStateMachine):
 
             self.stack.enter_context(registered_move_operation(*pair, Failing, replace=True))
         patch = self.stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(traffic_module, "STAGING_BYTES", 2 * TILE_SLOTS * 4)  # several waves to a stream
+        patch.setattr(streaming_module, "STAGING_BYTES", 2 * TILE_SLOTS * 4)  # several waves to a stream
         for kind in (CPU, Generic):
             for name in ("allocate_like", "_allocate_result", "_allocate_in_place"):
                 self.make_scarce(patch, kind, name)
@@ -296,6 +300,41 @@ class TiledMachine(RuleBasedStateMachine):
                     self.memory.update(enumerate(slots.tolist(), first))
             assert set(selection.coordinates) <= set(self.carrier.dirty_tiles)
         assert compact.carrier.is_mutable()
+
+    @rule(name=st.sampled_from(["add", "matmul", "reduce_sum"]), window=st.sampled_from([1, 40, 1 << 20]))
+    def operate(self, name, window):
+        """On all tiles, wherever they are; without a policy none of them goes elsewhere."""
+        before, values = self.residency(), self.logical()
+        tensor = Tensor(self.carrier, 0, self.tensor.layout)
+        operands = [tensor] if name == "reduce_sum" else [tensor, tensor]
+        wanted = {"add": 2 * values, "matmul": values @ values, "reduce_sum": values.sum()}[name]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(direct_request, "WINDOW_BYTES", window)
+            result = self.try_to(lambda: apply(name, *operands), undone=True)
+        assert result is None or np.array_equal(result.numpy(), wanted)
+        if self.policy is None and self.limit is None:
+            assert self.residency() == before
+
+    @rule(window=st.sampled_from([1, 40, 1 << 20]))
+    def go_back(self, window):
+        """Through a direct operation: the whole gradient, tile by tile, or none of it."""
+        before, values = self.residency(), self.logical()
+        tensor = Tensor(self.carrier, 0, self.tensor.layout)
+
+        def backward():
+            reduce_sum(mul(tensor, tensor)).backward()
+            return True
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(direct_request, "WINDOW_BYTES", window)
+            complete = self.try_to(backward, undone=self.policy is None)
+        gradient = tensor.grad
+        assert (gradient is not None) == bool(complete)
+        if gradient is not None:
+            assert np.array_equal([[gradient[i, j] for j in range(6)] for i in range(6)], 2 * values)
+            gradient.carrier.release()
+        if self.policy is None and self.limit is None:
+            assert self.residency() == before
 
     @rule(tiles=some_tiles)
     def promote(self, tiles):
