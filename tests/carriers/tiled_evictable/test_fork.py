@@ -54,6 +54,12 @@ WORK = {
     "project after an eviction": (LRU(max_tiles=2), lambda model: model.project(0, 1)),
     "promote": (None, lambda model: model.carrier.promote_async(model.select(0, 1))),
     "evict": (None, lambda model: model.carrier.evict_async(model.select(6, 7))),
+    "scatter onto values": (
+        None,
+        lambda model: model.carrier.scatter(
+            from_numpy(np.ones((2, 4, 6), np.float32)), model.tensor, model.select(0, 1), "add"
+        ),
+    ),
     "whole reads": (None, lambda model: model.tensor.numpy()),
     "a write": (None, write),
 }
