@@ -54,7 +54,7 @@ TILED_CARRIER_COMPOSITION = {
 
 REQUIREMENTS = CARRIER_COMPOSITION | TILED_CARRIER_COMPOSITION
 
-# The scenarios of carrier-composition; each is a situation of its own, so each has a test of its own.
+# The scenarios of the two; each is a situation of its own, so each has a test of its own.
 CARRIER_SCENARIOS = (
     "Construct a promoted hierarchy",
     "Reject mismatched tier dtypes",
@@ -75,6 +75,41 @@ CARRIER_SCENARIOS = (
     "Own an allocating result",
     "Release both tiers",
     "Destroy without release",
+)
+
+TILED_SCENARIOS = (
+    "Promote one expert tile",
+    "Accept a within-tile permutation",
+    "Reject one logical tile spanning physical tiles",
+    "Reject aliasing or incomplete tile coverage",
+    "Reject tile-coordinate remapping",
+    "Select three experts in router order",
+    "Include every recombined corner",
+    "Enumerate a multi-axis selection first-mode-fastest",
+    "Overlap projection with computation",
+    "Observe a completed projection repeatedly",
+    "Keep the full Tensor unchanged",
+    "Backpropagate through project then operation",
+    "Accumulate overlapping projections",
+    "Cache unrelated tiles",
+    "Eviction races with execution",
+    "Execute on a partially resident full Tensor",
+    "Reject a pending projection operand",
+    "Execute on an explicitly projected Tensor",
+    "Gather a permuted selection",
+    "Gather a multi-axis selection",
+    "Scatter a compact result",
+    "Project after replace scatter",
+    "Reject a compact shape mismatch",
+    "Differentiate replace scatter",
+    "Represent a non-product cache set",
+    "Prefetch without changing autograd",
+    "Evict a selected dirty tile set",
+    "Refuse hidden waiting on external transition",
+    "Run backward without a policy",
+    "Skip an unreachable branch",
+    "Reject an invalid policy result before execution",
+    "Release after completed tiled work",
 )
 
 
@@ -107,7 +142,7 @@ def test_what_is_marked_as_not_yet_built_is_not_named(name: str) -> None:
     assert name not in DOCSTRINGS, "a test names it now: mark it as built"
 
 
-@pytest.mark.parametrize("name", CARRIER_SCENARIOS)
+@pytest.mark.parametrize("name", CARRIER_SCENARIOS + TILED_SCENARIOS)
 def test_a_test_names_the_scenario(name: str) -> None:
     assert f"*{name}*" in DOCSTRINGS, "no test's docstring names this scenario"
 
@@ -115,6 +150,7 @@ def test_a_test_names_the_scenario(name: str) -> None:
 def test_the_tables_hold_every_requirement() -> None:
     assert (len(CARRIER_COMPOSITION), len(TILED_CARRIER_COMPOSITION)) == (13, 15)
     assert len(CARRIER_SCENARIOS) == len(set(CARRIER_SCENARIOS)) == 19
+    assert len(TILED_SCENARIOS) == len(set(TILED_SCENARIOS)) == 32
 
 
 def test_a_name_that_no_test_carries_would_be_found() -> None:

@@ -81,7 +81,7 @@ def test_selection_includes_every_recombined_corner():
 
 
 def test_selection_enumerates_with_the_first_axis_fastest():
-    """Spec, same requirement: enumerate a multi-axis selection first-mode-fastest."""
+    """Spec, same requirement: *Enumerate a multi-axis selection first-mode-fastest*."""
     selection = TileSelection([[7, 2], [4, 9]])
     assert selection.coordinates == ((7, 4), (2, 4), (7, 9), (2, 9))
     assert (selection.rank, selection.compact_grid_shape, len(selection)) == (2, (2, 2), 4)
@@ -291,7 +291,7 @@ def test_repr_of_many_tiles_is_short():
 
 
 def test_tile_set_need_not_be_a_product():
-    """Spec, *Residency requests use arbitrary immutable tile sets*: a non-product cache set is valid."""
+    """Spec: *Residency requests use arbitrary immutable tile sets*; *Represent a non-product cache set*."""
     tiles = TileSet([(0, 0), (0, 1), (1, 0)])
     assert len(tiles) == 3
     assert (1, 1) not in tiles
