@@ -74,7 +74,7 @@ def refused(layout: Layout, offset: int, way_in: Callable[[Tensor], object]) -> 
     carrier.promote(sw.TileSet([(1, 1)]))
     tensor = Tensor(carrier, offset, layout)
     before = (carrier.statistics(), carrier.primary_tiles, carrier.version)
-    with pytest.raises(ValueError, match="tile|slot|shape"):
+    with pytest.raises(ValueError, match=r"tile|slot|shape"):
         way_in(tensor)
     assert (carrier.statistics(), carrier.primary_tiles, carrier.version) == before
     assert not carrier.is_owned()
