@@ -59,6 +59,11 @@ async def requests(carrier: sw.TiledEvictable, tensor: sw.Tensor) -> None:
     general: sw.AwaitResult[object] = handle
     awaitable: Awaitable[sw.Tensor] = handle
     del general, awaitable
+    compact = await handle
+    assert_type(carrier.scatter(compact, tensor, selection, "add"), sw.AwaitMove)
+    assert_type(await carrier.scatter(compact, tensor, selection), sw.Tensor)
+    assert_type(carrier.assign(compact, tensor, selection), sw.AwaitResult[None])
+    carrier.scatter(compact, tensor, selection, "mean")  # type: ignore[arg-type]
     sw.add(handle, 1.0)  # type: ignore[arg-type]
     carrier.project(handle, selection)  # type: ignore[arg-type]
 

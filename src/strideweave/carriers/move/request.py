@@ -32,7 +32,7 @@ _logger = logging.getLogger("strideweave")
 
 
 class AwaitMove(AwaitResult[Tensor]):
-    """The completion handle of one move; its value is the Tensor on the destination.
+    """The completion handle of one move, or of one scatter to tiles; its value is the Tensor that comes out.
 
     Not a Tensor itself: operations refuse it, call ``wait()`` or await it first.
     """
