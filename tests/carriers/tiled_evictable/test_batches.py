@@ -4,12 +4,12 @@ import pytest
 
 from strideweave import CPU, FileBacked
 from strideweave.carriers.move import dispatch_move, registered_move_operation
-from strideweave.carriers.tiled_evictable import traffic
+from strideweave.carriers.tiled_evictable import transfers
 
 
 @pytest.fixture(autouse=True)
 def batches_of_three(monkeypatch):
-    monkeypatch.setattr(traffic, "_BATCH_TILES", 3)
+    monkeypatch.setattr(transfers, "_BATCH_TILES", 3)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_projection_that_fails_in_its_second_batch_changes_nothing(make_model,
 
 def test_a_batch_is_bounded_in_bytes_too(make_model, monkeypatch, control_moves):
     model = make_model()
-    monkeypatch.setattr(traffic, "_BATCH_BYTES", 2 * model.carrier.statistics().tile_bytes)
+    monkeypatch.setattr(transfers, "_BATCH_BYTES", 2 * model.carrier.statistics().tile_bytes)
     moves = control_moves(FileBacked, CPU)
     model.carrier.promote(model.select(*range(5)))
     assert moves.calls == [2, 2, 1]

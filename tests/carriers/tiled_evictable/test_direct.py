@@ -318,7 +318,7 @@ def test_staging_is_bounded_by_a_few_windows(tile_shape, resident):
     x = tiled(values, tile_shape, resident=resident)
     with pytest.MonkeyPatch.context() as patch, no_grad():
         small_budget(patch, 256 << 10)
-        patch.setattr("strideweave.carriers.tiled_evictable.traffic.STAGING_BYTES", 256 << 10)
+        patch.setattr("strideweave.carriers.tiled_evictable.streaming.STAGING_BYTES", 256 << 10)
         y = sw.asarray(np.ones((512, 4), np.float32))
         assert np.allclose(sw.matmul(x, y).numpy(), values @ y.numpy(), atol=1e-3)
         assert np.array_equal((x + 1).numpy(), values + 1)

@@ -22,7 +22,7 @@ from strideweave import (
     row_major,
 )
 from strideweave.carriers.move import dispatch_move, registered_move_operation
-from strideweave.carriers.tiled_evictable import traffic as traffic_module
+from strideweave.carriers.tiled_evictable import streaming as streaming_module
 from strideweave.io.files import OpenFile
 from strideweave.io.spill import SpillDirectory
 
@@ -255,7 +255,7 @@ ERRORS = {
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(kind.__name__ for kind in pair))
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_fault_at_any_call(make_model, place_faults, monkeypatch, scenario, pair, error):
-    monkeypatch.setattr(traffic_module, "STAGING_BYTES", 2 * 96)  # a stream takes several waves
+    monkeypatch.setattr(streaming_module, "STAGING_BYTES", 2 * 96)  # a stream takes several waves
     faults, contexts = place_faults(error, pair)
     for context in contexts:
         context.__enter__()

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from strideweave.carriers.tiled_evictable.traffic import STAGING_BYTES, Changes
+from strideweave.carriers.tiled_evictable.streaming import STAGING_BYTES
+from strideweave.carriers.tiled_evictable.traffic import Changes
 from strideweave.carriers.tiled_evictable.windows import TiledSource
 from strideweave.runtime.await_result import AwaitResult
 from strideweave.runtime.thread_role import waiting_is_forbidden

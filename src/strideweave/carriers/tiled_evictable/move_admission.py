@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strideweave.carriers.move.registry import dispatch_move
-from strideweave.carriers.tiled_evictable.traffic import STAGING_BYTES
+from strideweave.carriers.tiled_evictable.streaming import STAGING_BYTES
 from strideweave.tiles.coordinates import NO_ORDINALS
 
 if TYPE_CHECKING:

@@ -1,0 +1,217 @@
+"""Who needs which tiles of one carrier, and what they may take: entering and leaving, and the counts of both.
+
+Any thread enters a request and strikes it off, under the one lock. What a request needs and cannot have is said here,
+before it has begun.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from strideweave.carriers.tiled_evictable.budget import Budget
+from strideweave.carriers.tiled_evictable.statistics import TrafficCounters
+from strideweave.errors import InvalidTileError
+from strideweave.runtime.locks import short_lock
+from strideweave.tiles.ledger import Ledger, LedgerEntry
+from strideweave.tiles.residency import Location, ResidencyTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
+
+    from strideweave.carriers.base import Carrier
+    from strideweave.carriers.tiled_evictable.passages import Passage
+    from strideweave.carriers.tiled_evictable.store import PrimaryStore, SecondaryStore
+    from strideweave.runtime.await_result import AwaitResult
+    from strideweave.tiles.grid import TileGrid
+    from strideweave.tiles.plan import RequestPlan
+
+    Ordinals = npt.NDArray[np.int64]
+
+__all__ = ["Admission", "finish"]
+
+
+class Admission:
+    """What the requests of a tiled carrier share, and how they come and go.
+
+    Args:
+        grid: the tile grid.
+        prototype: a carrier of the primary tier's kind, which allocates staging memory.
+        primary: where tiles lie in the primary tier.
+        secondary: where tiles lie in the secondary tier.
+        classes: the exact classes of the primary and the secondary tier, for the move registry.
+        start: where every tile is at the beginning.
+        memory_limit: bytes that tiles may take in memory, or None.
+    """
+
+    def __init__(
+        self,
+        grid: TileGrid,
+        *,
+        prototype: Carrier,
+        primary: PrimaryStore,
+        secondary: SecondaryStore,
+        classes: tuple[type[Carrier], type[Carrier]],
+        start: Location,
+        memory_limit: int | None = None,
+    ) -> None:
+        self.lock = short_lock  # what a request's cleanup touches has to be whole in a forked child
+        self.grid = grid
+        self.prototype = prototype
+        self.tile_bytes = grid.tile_size * prototype.dtype().itemsize
+        self.primary = primary
+        self.secondary = secondary
+        self.table = ResidencyTable(grid.tile_count, start)
+        self.ledger = Ledger(grid)
+        self.counters = TrafficCounters()
+        self.counters.note_reserved(self.table.resident_count)
+        self.counters.note_memory(self.memory_bytes)
+        self.budget: Budget | None = None
+        if memory_limit is not None:
+            self.budget = Budget(memory_limit, self.tile_bytes, self.table, self.ledger, self.counters)
+        self._classes = classes
+        self.unit = np.dtype(f"u{prototype.dtype().itemsize}")
+        self._passages: dict[int, Passage] = {}
+        self._provisional: set[int] = (
+            set()
+        )  # fetched by one request only, whose failure takes them away again
+
+    def enter_data(self, kind: str, plan: RequestPlan) -> LedgerEntry:
+        """Admit a data request, or raise with nothing changed.
+
+        Raises:
+            InvalidTileError: a required tile has no value yet.
+            TileConflictError: a required tile is covered by an unfinished residency request.
+        """
+        with self.lock:
+            if plan.reads:
+                self.require_valid(kind, plan.required)
+            held = plan.required
+            if len(plan.extra) or len(plan.retain):
+                changing = self.ledger.changing
+                extra = plan.extra[self.table.is_valid(plan.extra) & ~changing[plan.extra]]
+                retain = plan.retain[self.table.is_resident(plan.retain) & ~changing[plan.retain]]
+                held = np.unique(np.concatenate((held, extra, retain)))
+            entry = self.ledger.enter_data(kind, held)
+            if self.counters.put_off or self._provisional:
+                self.keep(set(held.tolist()) - set(plan.passing.tolist()))
+            return entry
+
+    def keep(self, ordinals: Iterable[int]) -> None:
+        """Somebody wants these tiles primary: neither a planned eviction nor a failure takes them away any more.
+
+        Called under the lock.
+        """
+        self.counters.put_off.difference_update(ordinals)
+        self._provisional.difference_update(ordinals)
+
+    def cover(self, kind: str, ordinals: Ordinals) -> LedgerEntry:
+        """Admit a request that changes all of these tiles, or raise with nothing changed; under the lock.
+
+        Raises:
+            TileConflictError: unfinished work needs, moves or covers one of the tiles.
+        """
+        entry = self.ledger.enter_residency(kind, ordinals, np.ones(len(ordinals), np.bool_))
+        if self.counters.put_off or self._provisional:
+            self.keep(ordinals.tolist())
+        return entry
+
+    def check_data(self, kind: str, required: Ordinals, *, reads: bool = True) -> None:
+        """Raise what ``enter_data`` would raise now, and admit nothing."""
+        with self.lock:
+            if reads:
+                self.require_valid(kind, required)
+            self.ledger.check_data(kind, required)
+
+    def leave(self, entry: LedgerEntry) -> None:
+        """Strike a request off, whatever became of it; never blocks, and a second call does nothing."""
+        with self.lock:
+            freed = self.ledger.leave(entry)
+            if self.budget is not None:
+                self.budget.release(entry)
+                self._wake()
+            if self.ledger.is_empty:
+                self._come_to_rest()
+        finish(freed)
+
+    def _come_to_rest(self) -> None:
+        """No request is left, so nothing is under way: forget what the tasks of cut-off requests left behind.
+
+        A task ends what it began, but not where its request is cut off, in the child of a fork or by the end of
+        the loop. Places it had reserved then stay unused: a thread of that loop may still write to them.
+        """
+        self._passages.clear()
+        self._provisional.clear()
+        self.counters.in_flight_bytes = self.counters.staging_bytes = self.counters.leaving_bytes = 0
+        self.counters.reserved_tiles = self.table.resident_count
+        if self.budget is not None:
+            self.budget.come_to_rest()
+
+    def require_valid(self, kind: str, ordinals: Ordinals) -> None:
+        """Refuse tiles without a value; call it under the lock.
+
+        Raises:
+            InvalidTileError: as said.
+        """
+        valid = self.table.is_valid(ordinals)
+        if np.count_nonzero(valid) < len(ordinals):
+            missing = self.grid.coordinates(ordinals[~valid][:4])
+            raise InvalidTileError(
+                f"{kind} needs {np.count_nonzero(~valid)} tiles that have no value yet, such as "
+                f"{', '.join(map(str, missing))}; give them values first"
+            )
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of tiles in memory: with a place or on the way from one, kept warm, or staged. Under the lock."""
+        counters = self.counters
+        places = counters.reserved_tiles * self.tile_bytes + counters.leaving_bytes
+        return places + self.primary.recycled_bytes + counters.staging_bytes
+
+    def check_fits(self, kind: str, tiles: int, staging_bytes: int) -> None:
+        """Refuse, before any work, a request that the memory limit could never hold.
+
+        Args:
+            kind: the name of the request, for messages.
+            tiles: how many tiles it needs primary at once.
+            staging_bytes: what it has to stage besides, at the least.
+
+        Raises:
+            MemoryError: as said.
+        """
+        if self.budget is not None:
+            self.budget.check(kind, tiles, staging_bytes)
+
+    def touch(self, ordinals: Ordinals) -> None:
+        """Tiles were used, which counts under a memory limit only. Under the lock."""
+        if self.budget is not None:
+            self.budget.touch(ordinals)
+
+    def _wake(self) -> None:
+        """Whoever waits for room looks again."""
+        if self.budget is not None:
+            self.budget.wake()
+
+    def _release_room(self, entry: LedgerEntry) -> None:
+        """A request makes no more use of what was reserved for it. Under the lock."""
+        if self.budget is not None:
+            self.budget.release(entry)
+
+    def _planned(self, entry: LedgerEntry, plan: RequestPlan) -> Ordinals:
+        """The tiles that a plan promotes besides; one that the request does not hold is somebody else's."""
+        return plan.extra[np.isin(plan.extra, entry.needs) & self.table.is_valid(plan.extra)]
+
+    def count(self, **amounts: int) -> None:
+        """Add to the running counts of these names."""
+        with self.lock:
+            for name, amount in amounts.items():
+                setattr(self.counters, name, getattr(self.counters, name) + amount)
+
+
+def finish(handles: Sequence[AwaitResult[None]]) -> None:
+    """End the ``free`` handles of conflict errors; not under the lock, because their waiters wake."""
+    for handle in handles:
+        handle._finish()

@@ -1,0 +1,252 @@
+"""Tiles that stream past the primary tier: read to where they are wanted, or through staging, and not kept.
+
+What one request streams, others that want the same tiles read from it. Coroutines run in the runtime's loop only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from strideweave.carriers.tiled_evictable.passages import Passage, Staging, joined
+from strideweave.carriers.tiled_evictable.store import tile_rows
+from strideweave.carriers.tiled_evictable.transfers import Transfers
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import numpy.typing as npt
+
+    from strideweave.carriers.base import Carrier
+    from strideweave.carriers.tiled_evictable.budget import Grant
+    from strideweave.tiles.ledger import LedgerEntry
+    from strideweave.tiles.plan import RequestPlan
+
+    Ordinals = npt.NDArray[np.int64]
+    TileRow = npt.NDArray[np.unsignedinteger]
+    Consumer = Callable[[Ordinals, list[TileRow]], Awaitable[None]]
+    Landing = Callable[[Ordinals], tuple[Carrier, list[int]]]
+
+__all__ = ["STAGING_BYTES", "Streaming"]
+
+STAGING_BYTES = 8 << 20
+"""Bytes: a request stages at most this much, or one tile, of what streams past the primary tier."""
+
+
+class Streaming(Transfers):
+    """Reads tiles of one carrier without making them primary."""
+
+    def staging_room(self, most: int, tiles: int = 0) -> int:
+        """How many bytes a request is to stage, a tile at the least and no more than a quarter of the limit.
+
+        Args:
+            most: what it could make use of.
+            tiles: how many tiles it needs primary besides.
+        """
+        if self.budget is None:
+            return most
+        limit = self.budget.limit
+        room = max(self.tile_bytes, min(limit // 4, limit - tiles * self.tile_bytes))
+        return min(most, room // self.tile_bytes * self.tile_bytes)
+
+    def check_plan(self, kind: str, plan: RequestPlan, *, in_place: bool = False) -> int:
+        """Refuse a plan that the memory limit could never hold, and say what it is to stage.
+
+        Args:
+            kind: the name of the request, for messages.
+            plan: its tiles.
+            in_place: whether tiles that stream are read to where they are wanted, so that none are staged.
+
+        Returns:
+            The bytes for ``reserve_plan``.
+
+        Raises:
+            MemoryError: as said.
+        """
+        if self.budget is None:
+            return 0
+        tiles = len(plan.staying)
+        if len(plan.extra):
+            with self.lock:
+                promoted = self.table.is_valid(plan.extra) & ~self.ledger.changing[plan.extra]
+            tiles += int(np.count_nonzero(promoted))
+        staged = 0 if in_place else len(plan.passing)
+        self.check_fits(kind, tiles, self.tile_bytes if staged else 0)
+        most = min(staged * self.tile_bytes, max(STAGING_BYTES, self.tile_bytes))
+        return self.staging_room(most, tiles) if staged else 0
+
+    async def stream(
+        self,
+        ordinals: Ordinals,
+        consume: Consumer,
+        landing: Landing | None = None,
+        *,
+        entry: LedgerEntry | None = None,
+    ) -> None:
+        """Hand over the values of tiles that do not stay, wave by wave, without making them primary.
+
+        Tiles that are primary by now are handed over from there.
+
+        Args:
+            ordinals: distinct tiles that the calling request holds.
+            consume: called with ordinals and one row of values for each, which are valid until it returns.
+            landing: gives for tiles the carrier and the first slots where the caller wants them, if that is one
+                run of slots for each. Tiles that have to be read are then read to there, and not handed over.
+            entry: the calling request, which has reserved its staging; only a memory limit asks for it.
+        """
+        at_hand = int(np.count_nonzero(self.table.is_resident(ordinals) | self.table.is_implicit(ordinals)))
+        missing = len(ordinals) - at_hand
+        missed: set[int] = set()
+
+        async def hand_over(wave: Ordinals, rows: list[TileRow]) -> None:
+            nonlocal ordinals
+            await consume(wave, rows)
+            ordinals = ordinals[~np.isin(ordinals, wave)]
+
+        while len(ordinals):
+            resident = ordinals[self.table.is_resident(ordinals)]
+            implicit = ordinals[self.table.is_implicit(ordinals)]
+            if len(resident):
+                await hand_over(resident, self.rows(resident))
+            elif len(implicit):
+                await hand_over(implicit, [np.zeros(self.grid.tile_size, self.unit)] * len(implicit))
+            else:
+                passages, mine = self._sort_out(ordinals)
+                if len(mine) and landing is not None:
+                    landed = await self._read_in_place(np.sort(mine), landing)
+                    missed.update(landed)
+                    ordinals = ordinals[~np.isin(ordinals, landed)]
+                elif len(mine):
+                    await self._read_waves(entry, np.sort(mine), missed, hand_over)
+                else:
+                    with joined(passages, self._unstage) as arriving:
+                        for passage in arriving:
+                            await passage.done.wait()
+                            ready = [ordinal for ordinal in ordinals.tolist() if ordinal in passage.staged]
+                            rows = [passage.staged[ordinal] for ordinal in ready]
+                            await hand_over(np.array(ready, np.int64), rows)
+        self.count(hits=at_hand, misses=len(missed), streamed=len(missed), shared=missing - len(missed))
+
+    async def _read_in_place(self, ordinals: Ordinals, landing: Landing) -> list[int]:
+        """Read missing tiles to where they are wanted; gives those that no other request has claimed."""
+        landed: list[int] = []
+        lent: list[Passage] = []
+        for batch in self._batches(ordinals):
+            wave = self._unclaimed(batch)
+            if not len(wave):
+                continue
+            with self._passage(wave) as passage:
+                rows = await self._read(wave, *landing(wave))
+                # Whose place this is may write to it before the others have read.
+                if passage.readers and self.budget is None:
+                    rows = await self._copies(passage, rows)
+                elif passage.readers:  # no room for copies: so it is not given back before they have
+                    lent.append(passage)
+                passage.staged = dict(zip(wave.tolist(), rows, strict=True))
+            landed += wave.tolist()
+        for passage in lent:
+            await passage.empty()
+        return landed
+
+    async def _copies(self, passage: Passage, rows: list[TileRow]) -> list[TileRow]:
+        """Copy rows that others have joined in for, and leave the copies to them."""
+        staging = self._stage(len(rows))
+        try:
+            passage.stage_in(staging)
+            copies = list(tile_rows(staging.carrier, self.grid.tile_size))
+            await self.copy(list(zip(copies, rows, strict=True)))
+        finally:
+            self._unstage(staging)
+        return copies
+
+    async def _read_waves(
+        self, entry: LedgerEntry | None, ordinals: Ordinals, missed: set[int], hand_over: Consumer
+    ) -> None:
+        grant = None if self.budget is None else self.budget.grant_of(entry)
+        most = STAGING_BYTES if grant is None else grant.staging - grant.used
+        per_wave = min(len(ordinals), max(1, most // self.tile_bytes))
+        staging: Staging | None = None
+        try:
+            for first in range(0, len(ordinals), per_wave):
+                wave = self._unclaimed(ordinals[first : first + per_wave])
+                if not len(wave):
+                    continue
+                if staging is None:
+                    staging = self._stage(per_wave, grant)
+                with self._passage(wave, staging) as passage:
+                    size = self.grid.tile_size
+                    starts = [index * size for index in range(len(wave))]
+                    rows = await self._read(wave, staging.carrier, starts)
+                    passage.staged = dict(zip(wave.tolist(), rows, strict=True))
+                missed.update(wave.tolist())
+                await hand_over(wave, rows)
+                if passage.readers and grant is None:  # leave that memory to those who still read these rows
+                    self._unstage(staging)
+                    staging = None
+                elif passage.readers and first + per_wave < len(ordinals):  # there is room for no other
+                    await passage.empty()
+        finally:
+            if staging is not None:
+                self._unstage(staging)
+
+    def stage(self, entry: LedgerEntry, slots: int) -> Staging:
+        """Stage some slots of what a request has reserved; ``_unstage`` gives them back.
+
+        Raises:
+            MemoryError: the system has no such memory.
+        """
+        return self._stage_for(slots, None if self.budget is None else self.budget.grant_of(entry))
+
+    def _stage(self, tiles: int, grant: Grant | None = None) -> Staging:
+        return self._stage_for(tiles * self.grid.tile_size, grant)
+
+    def _stage_for(self, slots: int, grant: Grant | None) -> Staging:
+        staging = Staging(self.stage_slots(slots), slots * self.tile_bytes // self.grid.tile_size, grant)
+        if grant is not None:
+            with self.lock:
+                grant.used += staging.nbytes
+        return staging
+
+    def _unstage(self, staging: Staging) -> None:
+        """Staged memory has a user less; the last one gives it back."""
+        staging.users -= 1
+        if staging.users:
+            return
+        self.unstage(staging.carrier)
+        if self.budget is not None and staging.grant is not None:
+            with self.lock:
+                self.budget.unstage(staging.grant, staging.nbytes)
+
+    def stage_slots(self, slots: int) -> Carrier:
+        """Take memory on the compute class that counts as staging until ``unstage``; reserve it before."""
+        if self.budget is None:
+            carrier = self.prototype._allocate_result(slots)
+        else:  # in a mapping of its own, which goes back to the system
+            carrier = self.prototype.allocate_like(slots, mutable=True, empty=True)
+        with self.lock:
+            self.counters.note_staging(slots * carrier.dtype().itemsize)
+            self.counters.note_memory(self.memory_bytes)
+        return carrier
+
+    def unstage(self, carrier: Carrier) -> None:
+        """Give staged memory back, which nobody reads any more."""
+        slots = carrier.size()
+        if self.budget is not None:  # an error's traceback may refer to it for long
+            carrier._discard(0, slots)
+        with self.lock:
+            self.counters.note_staging(-slots * carrier.dtype().itemsize)
+
+    def _unclaimed(self, ordinals: Ordinals) -> Ordinals:
+        """Those tiles that no other request has made primary, or put on their way, since they were sorted out."""
+        missing = ordinals[~self.table.is_resident(ordinals)].tolist()
+        return np.array([ordinal for ordinal in missing if ordinal not in self._passages], np.int64)
+
+    async def _read(self, wave: Ordinals, carrier: Carrier, starts: list[int]) -> list[TileRow]:
+        """Read tiles from the secondary tier to these slots of a carrier; gives them as rows there."""
+        with self.lock:
+            places = ((carrier, start) for start in starts)
+            transfers = self._transfers(self.secondary.places(wave), places)
+        await self._transfer(transfers, inbound=True)
+        flat, size = carrier._bytes().view(self.unit), self.grid.tile_size
+        return [flat[start : start + size] for start in starts]

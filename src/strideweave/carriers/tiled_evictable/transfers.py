@@ -1,0 +1,143 @@
+"""The bytes of tiles: where they lie, how they are copied, and the passages that announce them.
+
+A fetch in progress is announced in ``_passages`` before its first await. Whoever needs one of its tiles waits
+for the passage instead of reading again, so a missing tile is read once however many requests want it. A
+passage also announces tiles whose pages are on their way back to the system, since they may not be filled
+again before that is over.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from strideweave.carriers.move.operations import Transfer, run_transfers
+from strideweave.carriers.move.registry import dispatch_move
+from strideweave.carriers.tiled_evictable.admission import Admission
+from strideweave.carriers.tiled_evictable.passages import Passage, Staging
+from strideweave.runtime.workers import INLINE_BYTES, run_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from strideweave.carriers.base import Carrier
+
+    Ordinals = npt.NDArray[np.int64]
+    TileRow = npt.NDArray[np.unsignedinteger]
+    Places = Iterator[tuple[Carrier, int]]
+
+__all__ = ["Transfers"]
+
+# Large sets move in batches: preparing one takes about 2 ms, in which no other thread has the interpreter.
+_BATCH_TILES = 256
+_BATCH_BYTES = 32 << 20
+
+
+class Transfers(Admission):
+    """The bytes of the tiles of one carrier."""
+
+    def block(self, ordinals: Ordinals) -> tuple[npt.NDArray[np.unsignedinteger], Ordinals] | None:
+        """The one array that all of these primary tiles are rows of, and which rows; None for several."""
+        with self.lock:
+            return self.primary.block(ordinals)
+
+    def rows(self, ordinals: Ordinals) -> list[TileRow]:
+        """The places of tiles in the primary tier, as rows of unsigned integers."""
+        with self.lock:
+            return self.rows_locked(ordinals)
+
+    def rows_locked(self, ordinals: Ordinals) -> list[TileRow]:
+        """As ``rows``, for a caller that holds the lock."""
+        return self.primary.rows(ordinals)
+
+    async def copy(self, pairs: Sequence[tuple[TileRow, TileRow]]) -> None:
+        """Copy rows, ``(to, from)``: at once when they are small together, else in worker threads."""
+        if sum(to.nbytes for to, _ in pairs) > INLINE_BYTES:
+            await run_jobs([partial(np.copyto, to, from_) for to, from_ in pairs])
+            return
+        for to, from_ in pairs:
+            np.copyto(to, from_)
+
+    async def write_back(self, ordinals: Ordinals) -> None:
+        """Copy dirty tiles to the secondary tier, all or none; they stay primary, and clean."""
+        ordinals = np.sort(ordinals)
+        self.secondary.prepare_write()
+        for batch in self._batches(ordinals):
+            with self.lock:
+                transfers = self._transfers(self.primary.places(batch), self.secondary.write_places(batch))
+            await self._transfer(transfers, inbound=False)
+        with self.lock:
+            self.secondary.commit_write(ordinals)
+            self.table.commit_clean(ordinals)
+
+    def _transfers(self, sources: Places, destinations: Places) -> list[Transfer]:
+        size = self.grid.tile_size
+        return [
+            Transfer(source, source_start, destination, destination_start, size)
+            for (source, source_start), (destination, destination_start) in zip(
+                sources, destinations, strict=True
+            )
+        ]
+
+    async def _transfer(self, transfers: list[Transfer], *, inbound: bool) -> None:
+        """Run one batch through the registered move, which is looked up anew each time."""
+        if not transfers:
+            return
+        primary, secondary = self._classes
+        operation = dispatch_move(secondary, primary) if inbound else dispatch_move(primary, secondary)
+        nbytes = len(transfers) * self.tile_bytes
+        self.count(in_flight_bytes=nbytes)
+        try:
+            await run_transfers(operation, transfers)
+        finally:
+            self.count(in_flight_bytes=-nbytes)
+        if inbound:
+            self.count(bytes_read=nbytes)
+        else:
+            self.count(bytes_written=nbytes)
+
+    def _batches(self, ordinals: Ordinals) -> Iterator[Ordinals]:
+        length = min(_BATCH_TILES, max(1, _BATCH_BYTES // self.tile_bytes))
+        return (ordinals[first : first + length] for first in range(0, len(ordinals), length))
+
+    def _note_places(self, ordinals: Ordinals, *, placed: bool) -> None:
+        """Tiles were given a place in the primary tier, or it was taken back. Under the lock."""
+        self.counters.note_reserved(len(ordinals) if placed else -len(ordinals))
+        if self.budget is not None:
+            self.budget.note_places(ordinals, placed)
+        if placed:
+            self.counters.note_memory(self.memory_bytes)
+
+    def _sort_out(self, ordinals: Ordinals) -> tuple[list[Passage], Ordinals]:
+        """The passages that some of these tiles are on, and the tiles that are on none."""
+        if not self._passages:
+            return [], ordinals
+        passages: dict[Passage, None] = {}
+        mine: list[int] = []
+        for ordinal in ordinals.tolist():
+            passage = self._passages.get(ordinal)
+            if passage is None:
+                mine.append(ordinal)
+            else:
+                passages[passage] = None
+        return list(passages), np.array(mine, np.int64)
+
+    @contextmanager
+    def _passage(self, ordinals: Ordinals, staging: Staging | None = None) -> Iterator[Passage]:
+        """Announce that tiles are on their way until the block ends, however it ends."""
+        passage = Passage(staging)
+        keys = ordinals.tolist()
+        outer = {key: self._passages[key] for key in keys if key in self._passages}
+        self._passages.update(dict.fromkeys(keys, passage))
+        try:
+            yield passage
+        finally:
+            for key in keys:
+                self._passages.pop(key, None)  # None: the request was cut off meanwhile
+            self._passages.update(outer)
+            passage.done.set()
