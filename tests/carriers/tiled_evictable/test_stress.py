@@ -11,7 +11,7 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
-from strideweave import LRU, KeepResident, Streaming, TileConflictError, TileSet
+from strideweave import LRU, KeepResident, Streaming, TileConflictError, TileSet, from_numpy
 
 EXPERTS = 8
 CALLS = 10_000
@@ -32,11 +32,15 @@ class Client:
         """Begin one call; gives its handle and what must come of it, or None where it was refused or done."""
         self.made += 1
         model, carrier = self.model, self.model.carrier
-        kind = self.random.choice(["project", "project", "project", "promote", "evict", "read", "write"])
+        kind = self.random.choice(
+            ["project", "project", "project", "scatter", "assign", "promote", "evict", "read", "write"]
+        )
         experts = self.some()
         try:
             if kind == "project":
                 return model.project(*experts), model.values[experts].copy()
+            if kind in ("scatter", "assign"):
+                return self.write_tiles(kind, experts[:3])
             if kind in ("promote", "evict"):
                 tiles = TileSet([(expert, 0, 0) for expert in experts[:3]])
                 return getattr(carrier, f"{kind}_async")(tiles), None
@@ -53,6 +57,30 @@ class Client:
             assert len(error.tiles)
         return None
 
+    def write_tiles(self, kind, experts):
+        """Scatter to experts, or assign to them; who comes after an assignment is refused or finds it done."""
+        model, carrier = self.model, self.model.carrier
+        values = np.full((len(experts), 4, 6), self.random.randrange(1000), np.float32)
+        selection = model.select(*experts)
+        if kind == "scatter":
+            handle = carrier.scatter(from_numpy(values), model.tensor, selection, "add")
+            return handle, (experts, values + model.values[experts])
+        handle = carrier.assign(from_numpy(values), model.tensor, selection)
+        model.values[experts] = values
+        return handle, None
+
+    def check(self, found, expected):
+        """Compare what came of a call: a compact Tensor, or some slots of a full one."""
+        if expected is None:
+            return
+        if isinstance(expected, tuple):
+            experts, values = expected
+            slots = [(row, self.random.randrange(4), self.random.randrange(6)) for row in range(len(experts))]
+            assert all(found[experts[row], *rest] == values[row, *rest] for row, *rest in slots)
+        else:
+            assert np.array_equal(found.numpy(), expected)
+        self.checked += 1
+
     async def run(self, calls):
         for _ in range(calls):
             started = self.start()
@@ -65,10 +93,7 @@ class Client:
                 continue
             patience = self.random.choice([0, 0.0001, 0.001, 5])
             with anyio.move_on_after(patience) as scope:
-                found = await handle
-                if expected is not None:
-                    assert np.array_equal(found.numpy(), expected)
-                    self.checked += 1
+                self.check(await handle, expected)
             self.cancelled += scope.cancelled_caught
 
 
@@ -118,10 +143,7 @@ def test_threads_that_call_at_once(make_model):
             if started is None:
                 continue
             handle, expected = started
-            found = handle.wait(30)
-            if expected is not None:
-                assert np.array_equal(found.numpy(), expected)
-                caller.checked += 1
+            caller.check(handle.wait(30), expected)
         return caller
 
     with ThreadPoolExecutor(6) as pool:
