@@ -86,3 +86,24 @@ def test_an_exception_of_the_policy_is_passed_on():
 
     with pytest.raises(ZeroDivisionError, match="broken"):
         plan_request(Broken(), GRID, np.array([0], np.int64), tile_set(0), "projection")
+
+
+def test_what_is_only_held_is_promoted_where_the_policy_says_so():
+    """A replacing scatter reads none of its tiles, so none has to be primary; a plan for them is kept."""
+    required = np.array([5, 2, 7], np.int64)
+
+    def plan_for(policy):
+        return plan_request(policy, GRID, required, tile_set(2, 5, 7), "scatter", reads=False)
+
+    found = plan_for(None)
+    assert (found.reads, found.required.tolist(), found.staying.tolist()) == (False, [5, 2, 7], [])
+    assert not len(found.extra)
+    found = plan_for(Fixed(ResidencyPlan(promote=tile_set(2, 3), evict=tile_set(0, 7), retain=tile_set(5))))
+    assert (found.extra.tolist(), found.staying.tolist()) == ([2, 3], [])
+    assert (found.passing.tolist(), found.early.tolist(), found.retain.tolist()) == ([7], [0], [5])
+
+    class Echo:
+        def plan(self, required, purpose):
+            return ResidencyPlan(promote=required)
+
+    assert plan_for(Echo()).extra.tolist() == [5, 2, 7]

@@ -64,3 +64,22 @@ def test_invalid_tiles_are_not_valid():
     table = ResidencyTable(2, Location.NONE)
     assert not table.is_valid(tiles(0, 1)).any()
     assert table.valid().tolist() == []
+
+
+def test_filled_tiles_are_primary_and_dirty_wherever_they_were():
+    table = ResidencyTable(4, Location.SECONDARY)
+    table.commit_promotion(tiles(0))
+    table.commit_fill(tiles(0, 2))
+    assert table.dirty().tolist() == table.located(Location.PRIMARY).tolist() == [0, 2]
+    assert table.resident_count == 2
+    empty = ResidencyTable(2, Location.NONE)
+    empty.commit_fill(tiles(1))
+    assert empty.valid().tolist() == [1]
+
+
+def test_a_gradient_begins_with_zeros_everywhere():
+    table = ResidencyTable(3, Location.NONE)
+    table.begin_implicit()
+    assert table.is_implicit(tiles(0, 1, 2)).all()
+    assert table.valid().tolist() == [0, 1, 2]
+    assert (table.resident_count, table.dirty().tolist()) == (0, [])
