@@ -1,0 +1,406 @@
+"""The engine on io_uring: whole batches in one system call, completions through an eventfd that wakes the loop.
+
+No thread waits for an operation and none is started: many batches share one ring, in which up to ``QUEUE_DEPTH``
+operations are at the device at once. An operation that moves less than asked is handed over again where it stopped.
+The kernel owns the buffers until it has answered, so a batch ends only when all of its operations have, whatever
+becomes of the task that awaits it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import os
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+
+from strideweave.io.positioned import FileSpan, ShortFileError, read_cached_spans
+from strideweave.io.statistics import EngineTally
+from strideweave.io.uring import ASYNC, READ, WRITE, Ring
+from strideweave.runtime.workers import INLINE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from strideweave.io.statistics import EngineStatistics
+
+__all__ = ["QUEUE_DEPTH", "UringEngine"]
+
+QUEUE_DEPTH = 128
+"""Entries of the ring. More gained nothing on the disks that were tried, and count against locked memory."""
+
+PIECE_BYTES = 1 << 20
+"""Bytes that one operation moves, at most: so that several are at work on a large span, and far below the limit of
+2 GiB that one has."""
+
+ASYNC_BYTES = 256 << 10
+"""Bytes from which on an operation goes to a kernel thread at once: what is in the page cache would otherwise be
+copied inside the system call, one operation after the other."""
+
+INLINE_SPANS = 64
+"""A small batch of at most so many spans is read by the loop itself where all of it is in the page cache."""
+
+_RETRY_SECONDS = 0.001  # after the kernel was short of memory, with nothing under way that could tell of more
+_SLOT_BITS = np.uint64(32)
+_AGAIN = frozenset({errno.EINTR, errno.EAGAIN})
+
+
+class UringEngine:
+    """Reads and writes batches of spans through one io_uring; for tasks of one loop at a time.
+
+    Made without arguments, as a service of the runtime. ``read`` and ``write`` return when the kernel no longer
+    touches the buffers, cancelled or not.
+
+    Attributes:
+        name: ``"uring"``.
+
+    Raises:
+        OSError: the system refuses an io_uring; see ``uring.why_unavailable``.
+    """
+
+    name = "uring"
+
+    def __init__(self) -> None:
+        self._ring = Ring(QUEUE_DEPTH)
+        self._pid = os.getpid()
+        self._tally = EngineTally()
+        self._batches: dict[int, _Batch] = {}
+        self._waiting: deque[_Batch] = deque()  # those with operations that the ring had no room for
+        self._next_slot = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    async def read(self, spans: Sequence[FileSpan]) -> None:
+        """Fill the buffers of all spans; see :class:`strideweave.io.engine.Engine`."""
+        await self._run(spans, writing=False)
+
+    async def write(self, spans: Sequence[FileSpan]) -> None:
+        """Write the buffers of all spans; see :class:`strideweave.io.engine.Engine`."""
+        await self._run(spans, writing=True)
+
+    def statistics(self) -> EngineStatistics:
+        """Return what was done and what is under way."""
+        return self._tally.now
+
+    def close(self) -> None:
+        """Close the ring. Idempotent.
+
+        With operations under way, at the end of the interpreter, the ring and the buffers are left to the kernel.
+        """
+        self._closed = True
+        if self._batches:
+            # The kernel may still write to these buffers: nothing that leads to them is to be freed any more.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+            return
+        self._detach()
+        self._ring.close()
+
+    async def _run(self, spans: Sequence[FileSpan], *, writing: bool) -> None:
+        total = sum([span.buffer.nbytes for span in spans])
+        if not total:
+            return
+        if self._closed or os.getpid() != self._pid:
+            raise RuntimeError("the engine is closed, or belongs to the parent of this process")
+        failed = True
+        self._tally.begin(total)
+        try:
+            left = spans
+            if not writing and total <= INLINE_BYTES and len(spans) <= INLINE_SPANS:
+                left = spans[read_cached_spans(spans) :]
+            if left:
+                await self._work_off(_Batch(left, writing=writing))
+            failed = False
+        finally:
+            self._tally.end(total, len(spans), writing=writing, failed=failed)
+
+    async def _work_off(self, batch: _Batch) -> None:
+        """Submit a batch and return when the kernel has answered for all of it."""
+        self._attach()
+        slot = self._next_slot
+        self._next_slot = (slot + 1) & 0xFFFFFFFF
+        batch.slot = slot
+        self._batches[slot] = batch
+        self._waiting.append(batch)
+        self._submit()
+        interrupted: asyncio.CancelledError | None = None
+        with anyio.CancelScope(shield=True):
+            while batch.left:
+                try:
+                    await batch.wait()
+                except asyncio.CancelledError as cancellation:  # past anyio's shield; the kernel goes on
+                    interrupted = cancellation
+        del self._batches[slot]
+        batch.count()
+        if interrupted is not None:
+            raise interrupted
+        batch.raise_first_error()
+
+    # The ring: loop thread only
+
+    def _attach(self) -> None:
+        """Have the running loop call ``_on_event`` at completions."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._detach()
+            # For good, unlike anyio.wait_readable, which adds and removes the descriptor at every wait.
+            loop.add_reader(self._ring.event_fd, self._on_event)
+            self._loop = loop
+
+    def _detach(self) -> None:
+        loop, self._loop = self._loop, None
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        if loop is not None and not loop.is_closed():
+            loop.remove_reader(self._ring.event_fd)
+
+    def _on_event(self) -> None:
+        ring = self._ring
+        ring.clear_event()
+        while len(found := ring.reap()):
+            slots = (found["user_data"] >> _SLOT_BITS).astype(np.int64)
+            places = (found["user_data"] & np.uint64(0xFFFFFFFF)).astype(np.int64)
+            results = found["result"].astype(np.int64)
+            first = int(slots[0])
+            if (slots == first).all():
+                self._answer(first, places, results)
+            else:
+                for slot in np.unique(slots).tolist():
+                    mine = slots == slot
+                    self._answer(slot, places[mine], results[mine])
+        if self._waiting or ring.queued:
+            self._submit()
+
+    def _answer(self, slot: int, places: NDArray[np.int64], results: NDArray[np.int64]) -> None:
+        batch = self._batches[slot]
+        unfinished = batch.has_more
+        batch.answer(places, results)
+        if batch.has_more and not unfinished:
+            self._waiting.append(batch)
+
+    def _submit(self) -> None:
+        """Hand over as much as the ring has room for, batch by batch."""
+        ring = self._ring
+        try:
+            while self._waiting and (room := ring.room):
+                batch = self._waiting[0]
+                batch.prepare(ring, room)
+                if not batch.has_more:
+                    self._waiting.popleft()
+                if not ring.enter():
+                    break
+            if ring.queued:
+                ring.enter()
+        except OSError as error:
+            self._fail(error)
+            return
+        if ring.queued and ring.in_flight == ring.queued and self._retry is None:
+            loop = asyncio.get_running_loop()
+            self._retry = loop.call_later(_RETRY_SECONDS, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._on_event()
+
+    def _fail(self, error: OSError) -> None:
+        """The kernel takes no more: end what it has not taken with that error; what it has taken, it answers."""
+        for name in self._ring.withdraw().tolist():
+            self._batches[name >> 32].give_up(error, 1)
+        while self._waiting:
+            self._waiting.popleft().abandon(error)
+
+
+class _Batch:
+    """The operations of one call: what is still to be handed over, what the kernel has, what went wrong."""
+
+    def __init__(self, spans: Sequence[FileSpan], *, writing: bool) -> None:
+        self.slot = 0
+        self._spans = spans  # keeps the buffers alive
+        self._opcode = WRITE if writing else READ
+        files = {id(span.file): span.file for span in spans}
+        if writing:
+            for file in files.values():
+                file.require_writable()
+        self._held = {key: file.descriptor() for key, file in files.items()}  # keeps the descriptors open
+        spans = [span for span in spans if span.buffer.nbytes]
+        columns = np.array(
+            [
+                (
+                    self._held[id(span.file)].number,
+                    span.offset,
+                    span.buffer.__array_interface__["data"][0],
+                    span.buffer.nbytes,
+                )
+                for span in spans
+            ],
+            np.int64,
+        ).reshape(-1, 4)
+        self._owner, columns = _cut(_merged(columns))
+        self._sources = spans
+        self._fds, self._offsets, self._addresses, self._lengths = columns.T.copy()
+        self._starts = self._offsets.copy()
+        self._wanted = self._lengths.copy()
+        self._calls = 0
+        self.left = len(self._lengths)  # operations that have neither succeeded nor failed
+        self._fresh = 0  # the first operation that was never handed over
+        self._again: list[int] = []
+        self._errors: list[BaseException] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether operations have to be handed over, for the first time or again."""
+        return self._fresh < len(self._lengths) or bool(self._again)
+
+    def prepare(self, ring: Ring, room: int) -> None:
+        """Put up to ``room`` operations into the ring."""
+        if self._again:
+            places = np.array(self._again[:room], np.int64)
+            del self._again[:room]
+        else:
+            places = np.arange(self._fresh, min(self._fresh + room, len(self._lengths)))
+            self._fresh += len(places)
+        self._calls += len(places)
+        lengths = self._lengths[places]
+        ring.prepare(
+            self._opcode,
+            self._fds[places],
+            self._offsets[places],
+            self._addresses[places],
+            lengths,
+            (np.uint64(self.slot) << _SLOT_BITS) | places.astype(np.uint64),
+            np.where(lengths >= ASYNC_BYTES, ASYNC, 0),
+        )
+
+    def answer(self, places: NDArray[np.int64], results: NDArray[np.int64]) -> None:
+        """Note what became of operations: bytes moved, or a negative error number."""
+        done = results == self._lengths[places]
+        self.left -= int(np.count_nonzero(done))
+        self._lengths[places[done]] = 0
+        if not done.all():
+            for place, result in zip(places[~done].tolist(), results[~done].tolist(), strict=True):
+                self._resume(place, result)
+        self._wake()
+
+    def _resume(self, place: int, result: int) -> None:
+        """Go on where an operation stopped, unless it cannot or another one has failed."""
+        if result > 0:
+            self._offsets[place] += result
+            self._addresses[place] += result
+            self._lengths[place] -= result
+        elif -result not in _AGAIN:
+            self.give_up(self._failure(place, result), 1)
+            return
+        if self._errors:
+            self.left -= 1
+        else:
+            self._again.append(place)
+
+    def give_up(self, error: BaseException, count: int) -> None:
+        """End ``count`` operations with an error, and those that were not handed over yet with them."""
+        self._errors.append(error)
+        self.left -= count
+        self.left -= len(self._lengths) - self._fresh + len(self._again)
+        self._fresh = len(self._lengths)
+        self._again.clear()
+        self._wake()
+
+    def abandon(self, error: BaseException) -> None:
+        """End everything that was not handed over."""
+        self.give_up(error, 0)
+
+    async def wait(self) -> None:
+        """Return when something has been answered."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done() and not self.left:
+            self._waiter.set_result(None)
+
+    def count(self) -> None:
+        """Add the system's work to the statistics of the files."""
+        if len(self._held) == 1:
+            self._count(self._spans[0].file, self._calls, int((self._wanted - self._lengths).sum()))
+            return
+        files = {held.number: span.file for span in self._spans if (held := self._held[id(span.file)])}
+        for number, file in files.items():
+            mine = self._fds == number
+            moved = int((self._wanted[mine] - self._lengths[mine]).sum())
+            self._count(file, int(np.count_nonzero(mine)), moved)
+
+    def _count(self, file: Any, calls: int, moved: int) -> None:
+        if self._opcode == WRITE:
+            file.count(writes=calls, bytes_written=moved)
+        else:
+            file.count(reads=calls, bytes_read=moved)
+
+    def raise_first_error(self) -> None:
+        """Raise what went wrong first, with a note on what else did."""
+        if not self._errors:
+            return
+        first, *others = self._errors
+        for other in others:
+            if other is not first:
+                first.add_note(f"another piece of the same batch failed too: {other!r}")
+        try:
+            raise first
+        finally:
+            self._errors.clear()  # no cycle error -> frame -> batch -> error
+            del first, others
+
+    def _failure(self, place: int, result: int) -> BaseException:
+        span = self._sources[int(self._owner[place])]
+        offset = int(self._starts[place])
+        wanted, got = int(self._wanted[place]), int(self._wanted[place] - self._lengths[place])
+        path, writing = span.file.path, self._opcode == WRITE
+        if result == 0 and not writing:
+            return ShortFileError(path, offset, wanted, got)
+        code = -result or errno.EIO
+        reason = os.strerror(code) if result else "the system took no more bytes"
+        verb = "written" if writing else "read"
+        return OSError(
+            code, f"{reason}; {wanted} bytes were to be {verb} at offset {offset}, got {got}", path
+        )
+
+
+def _merged(columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Join spans that follow each other in the file and in memory; gives the first span of each, and the columns."""
+    fds, offsets, addresses, lengths = columns.T
+    breaks = (
+        (fds[1:] != fds[:-1])
+        | (offsets[1:] != offsets[:-1] + lengths[:-1])
+        | (addresses[1:] != addresses[:-1] + lengths[:-1])
+    )
+    first = np.flatnonzero(np.append(True, breaks))
+    if len(first) == len(columns):
+        return first, columns
+    merged = columns[first]
+    merged[:, 3] = np.add.reduceat(lengths, first)
+    return first, merged
+
+
+def _cut(parts: tuple[NDArray[np.int64], NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Cut operations into pieces of ``PIECE_BYTES``; gives the span that each began with, and the columns."""
+    owner, columns = parts
+    lengths = columns[:, 3]
+    pieces = -(-lengths // PIECE_BYTES)
+    if not len(columns) or pieces.max() == 1:
+        return owner, columns
+    cut = np.repeat(columns, pieces, axis=0)
+    ends = np.cumsum(pieces)
+    skipped = (np.arange(ends[-1]) - np.repeat(ends - pieces, pieces)) * PIECE_BYTES
+    cut[:, 1] += skipped
+    cut[:, 2] += skipped
+    cut[:, 3] = np.minimum(PIECE_BYTES, cut[:, 3] - skipped)
+    return np.repeat(owner, pieces), cut
