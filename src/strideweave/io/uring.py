@@ -24,7 +24,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ASYNC", "COMPLETION", "NOP", "READ", "WRITE", "Ring", "why_unavailable"]
+__all__ = ["ASYNC", "COMPLETION", "NOP", "READ", "SUBMISSION", "WRITE", "Ring", "why_unavailable"]
 
 _SETUP, _ENTER, _REGISTER = 425, 426, 427  # the same on every architecture that has them
 
@@ -41,7 +41,7 @@ NOP, READ, WRITE = 0, 22, 23
 ASYNC = 1 << 4
 """Flag of an entry: have a kernel thread do it at once, instead of trying it inside the system call first."""
 
-_SUBMISSION = np.dtype(
+SUBMISSION = np.dtype(
     [
         ("opcode", "u1"),
         ("flags", "u1"),
@@ -55,6 +55,8 @@ _SUBMISSION = np.dtype(
         ("unused", "u8", (3,)),
     ]
 )
+"""An entry: what is asked for (``NOP``, ``READ`` or ``WRITE``), of which descriptor, from which byte on, between
+which addresses, how many bytes (below 2 GiB), and a name for the completion."""
 
 COMPLETION = np.dtype([("user_data", "u8"), ("result", "i4"), ("flags", "u4")])
 """A completion: what the entry was called, and how many bytes it moved or the negative error number."""
@@ -139,7 +141,7 @@ class Ring:
 
     def _map(self, parameters: _Parameters) -> None:
         sq, cq = parameters.sq, parameters.cq
-        self._entries, self._depth = parameters.sq_entries, parameters.cq_entries
+        self._entries, self._depth = int(parameters.sq_entries), int(parameters.cq_entries)
         # The seventh offset of the submission ring is its array of indices, the sixth of the other its entries.
         length = max(
             sq.seventh + self._entries * 4,
@@ -148,14 +150,16 @@ class Ring:
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
         rings = mmap.mmap(self.fd, length, flags=flags)
         submissions = mmap.mmap(
-            self.fd, self._entries * _SUBMISSION.itemsize, flags=flags, offset=_SQES_OFFSET
+            self.fd, self._entries * SUBMISSION.itemsize, flags=flags, offset=_SQES_OFFSET
         )
         words = np.frombuffer(rings, np.uint32, length // 4)
         self._sq_head, self._sq_tail = words[sq.head // 4 :][:1], words[sq.tail // 4 :][:1]
         self._sq_flags = words[sq.fifth // 4 :][:1]
         self._cq_head, self._cq_tail = words[cq.head // 4 :][:1], words[cq.tail // 4 :][:1]
-        words[sq.seventh // 4 :][: self._entries] = np.arange(self._entries)  # entry i always stands at place i
-        self._submissions = np.frombuffer(submissions, _SUBMISSION, self._entries)
+        words[sq.seventh // 4 :][: self._entries] = np.arange(
+            self._entries
+        )  # entry i always stands at place i
+        self._submissions = np.frombuffer(submissions, SUBMISSION, self._entries)
         self._completions = np.frombuffer(rings, COMPLETION, self._depth, cq.sixth)
 
     @property
@@ -168,46 +172,22 @@ class Ring:
         """How many entries may be prepared now."""
         return min(self._entries - self.queued, self._depth - self.in_flight)
 
-    def prepare(
-        self,
-        opcode: int,
-        fds: NDArray[np.int32] | int,
-        offsets: NDArray[np.uint64] | int,
-        addresses: NDArray[np.uint64] | int,
-        lengths: NDArray[np.uint32] | int,
-        user_data: NDArray[np.uint64],
-        flags: NDArray[np.uint8] | int = 0,
-    ) -> None:
+    def prepare(self, entries: NDArray[Any]) -> None:
         """Put entries into the submission ring, at most ``room`` of them; ``enter`` hands them over.
 
-        The caller keeps the memory at ``addresses`` alive until the completions have come.
+        The caller keeps the memory at their addresses alive until the completions have come.
 
         Args:
-            opcode: ``NOP``, ``READ`` or ``WRITE``.
-            fds: the file descriptors.
-            offsets: the first bytes in the files.
-            addresses: the first bytes in memory.
-            lengths: how many bytes; below 2 GiB each.
-            user_data: what each completion is called.
-            flags: ``ASYNC`` or 0.
+            entries: records of ``SUBMISSION``. Fields without a meaning for their operation must be zero.
 
         Raises:
             ValueError: there is no room for so many.
         """
-        count = len(user_data)
+        count = len(entries)
         if count > self.room:
             raise ValueError(f"{count} entries for a ring with room for {self.room}")
         tail = int(self._sq_tail[0])
-        place = np.arange(tail, tail + count) & (self._entries - 1)
-        entries = np.zeros(count, _SUBMISSION)  # every field that is not named must be zero, stale ones too
-        entries["opcode"] = opcode
-        entries["flags"] = flags
-        entries["fd"] = fds
-        entries["offset"] = offsets
-        entries["address"] = addresses
-        entries["length"] = lengths
-        entries["user_data"] = user_data
-        self._submissions[place] = entries
+        self._submissions[np.arange(tail, tail + count) & (self._entries - 1)] = entries
         self._sq_tail[0] = (tail + count) & 0xFFFFFFFF  # only now may the kernel look at them
         self.in_flight += count
 
@@ -232,7 +212,8 @@ class Ring:
     def withdraw(self) -> NDArray[np.uint64]:
         """Take back the entries that the kernel has not taken, after ``enter`` has failed; gives their names."""
         head, count = int(self._sq_head[0]), self.queued
-        names = self._submissions[np.arange(head, head + count) & (self._entries - 1)]["user_data"].copy()
+        entries = self._submissions[np.arange(head, head + count) & (self._entries - 1)]
+        names: NDArray[np.uint64] = entries["user_data"]
         self._sq_tail[0] = head
         self.in_flight -= count
         return names
@@ -243,7 +224,7 @@ class Ring:
             self.enter()
         head, tail = int(self._cq_head[0]), int(self._cq_tail[0])
         count = (tail - head) & 0xFFFFFFFF
-        found = self._completions[np.arange(head, head + count) & (self._depth - 1)]
+        found: NDArray[Any] = self._completions[np.arange(head, head + count) & (self._depth - 1)]
         self._cq_head[0] = tail
         self.in_flight -= count
         return found
@@ -259,7 +240,10 @@ class Ring:
         return bool(self._sq_flags[0] & _SQ_CQ_OVERFLOW)
 
     def close(self) -> None:
-        """Close the descriptors; touches no memory of the rings. Idempotent."""
+        """Close the descriptors and unmap the rings, without touching their memory. Idempotent."""
+        # A mapping keeps a copy of the descriptor, and with it the ring, for as long as an array leads to it.
+        for name in [name for name in vars(self) if name.startswith("_")]:
+            delattr(self, name)
         for name in ("fd", "event_fd"):
             number = getattr(self, name)
             setattr(self, name, -1)
@@ -286,7 +270,9 @@ def why_unavailable() -> str | None:
     ring = None
     try:
         ring = Ring(8)
-        ring.prepare(NOP, -1, 0, 0, 0, np.array([7], np.uint64))
+        entry = np.zeros(1, SUBMISSION)
+        entry["fd"], entry["user_data"] = -1, 7
+        ring.prepare(entry)
         ring.enter(1)
         found = ring.reap()
         if found["user_data"].tolist() != [7] or os.eventfd_read(ring.event_fd) < 1:

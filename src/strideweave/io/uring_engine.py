@@ -20,7 +20,7 @@ import numpy as np
 
 from strideweave.io.positioned import FileSpan, ShortFileError, read_cached_spans
 from strideweave.io.statistics import EngineTally
-from strideweave.io.uring import ASYNC, READ, WRITE, Ring
+from strideweave.io.uring import ASYNC, READ, SUBMISSION, WRITE, Ring
 from strideweave.runtime.workers import INLINE_BYTES
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ INLINE_SPANS = 64
 """A small batch of at most so many spans is read by the loop itself where all of it is in the page cache."""
 
 _RETRY_SECONDS = 0.001  # after the kernel was short of memory, with nothing under way that could tell of more
+_MOST_NOTES = 8  # an error mentions so many others of its batch
 _SLOT_BITS = np.uint64(32)
 _AGAIN = frozenset({errno.EINTR, errno.EAGAIN})
 
@@ -76,6 +77,7 @@ class UringEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
+        self._read_cached = read_cached_spans
 
     async def read(self, spans: Sequence[FileSpan]) -> None:
         """Fill the buffers of all spans; see :class:`strideweave.io.engine.Engine`."""
@@ -113,7 +115,7 @@ class UringEngine:
         try:
             left = spans
             if not writing and total <= INLINE_BYTES and len(spans) <= INLINE_SPANS:
-                left = spans[read_cached_spans(spans) :]
+                left = spans[self._read_cached(spans) :]
             if left:
                 await self._work_off(_Batch(left, writing=writing))
             failed = False
@@ -162,9 +164,13 @@ class UringEngine:
             loop.remove_reader(self._ring.event_fd)
 
     def _on_event(self) -> None:
-        ring = self._ring
-        ring.clear_event()
-        while len(found := ring.reap()):
+        self._ring.clear_event()
+        self._reap()
+        if self._waiting or self._ring.queued:
+            self._submit()
+
+    def _reap(self) -> None:
+        while len(found := self._ring.reap()):
             slots = (found["user_data"] >> _SLOT_BITS).astype(np.int64)
             places = (found["user_data"] & np.uint64(0xFFFFFFFF)).astype(np.int64)
             results = found["result"].astype(np.int64)
@@ -175,8 +181,6 @@ class UringEngine:
                 for slot in np.unique(slots).tolist():
                     mine = slots == slot
                     self._answer(slot, places[mine], results[mine])
-        if self._waiting or ring.queued:
-            self._submit()
 
     def _answer(self, slot: int, places: NDArray[np.int64], results: NDArray[np.int64]) -> None:
         batch = self._batches[slot]
@@ -196,6 +200,7 @@ class UringEngine:
                     self._waiting.popleft()
                 if not ring.enter():
                     break
+                self._reap()  # what was in the page cache is done already
             if ring.queued:
                 ring.enter()
         except OSError as error:
@@ -269,15 +274,15 @@ class _Batch:
             self._fresh += len(places)
         self._calls += len(places)
         lengths = self._lengths[places]
-        ring.prepare(
-            self._opcode,
-            self._fds[places],
-            self._offsets[places],
-            self._addresses[places],
-            lengths,
-            (np.uint64(self.slot) << _SLOT_BITS) | places.astype(np.uint64),
-            np.where(lengths >= ASYNC_BYTES, ASYNC, 0),
-        )
+        entries = np.zeros(len(places), SUBMISSION)
+        entries["opcode"] = self._opcode
+        entries["flags"] = np.where(lengths >= ASYNC_BYTES, ASYNC, 0)
+        entries["fd"] = self._fds[places]
+        entries["offset"] = self._offsets[places]
+        entries["address"] = self._addresses[places]
+        entries["length"] = lengths
+        entries["user_data"] = (np.uint64(self.slot) << _SLOT_BITS) | places.astype(np.uint64)
+        ring.prepare(entries)
 
     def answer(self, places: NDArray[np.int64], results: NDArray[np.int64]) -> None:
         """Note what became of operations: bytes moved, or a negative error number."""
@@ -305,7 +310,8 @@ class _Batch:
 
     def give_up(self, error: BaseException, count: int) -> None:
         """End ``count`` operations with an error, and those that were not handed over yet with them."""
-        self._errors.append(error)
+        if not self._errors or (len(self._errors) <= _MOST_NOTES and error is not self._errors[0]):
+            self._errors.append(error)  # a thousand notes of one kind would tell no more
         self.left -= count
         self.left -= len(self._lengths) - self._fresh + len(self._again)
         self._fresh = len(self._lengths)
@@ -351,8 +357,7 @@ class _Batch:
             return
         first, *others = self._errors
         for other in others:
-            if other is not first:
-                first.add_note(f"another piece of the same batch failed too: {other!r}")
+            first.add_note(f"another piece of the same batch failed too: {other!r}")
         try:
             raise first
         finally:
