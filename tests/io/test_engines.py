@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strideweave.io.engine import ENGINES, Engine, EngineStatistics, make_engine
-from strideweave.io.files import OpenFile
+from strideweave.io.files import ALIGNMENT, OpenFile
 from strideweave.io.positioned import FileSpan, ShortFileError
 from strideweave.io.uring import why_unavailable
 
@@ -275,3 +275,64 @@ def test_several_loops_in_several_threads_have_engines_of_their_own(big: OpenFil
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+# Past the page cache
+
+
+def aligned(nbytes: int, shift: int = 0) -> np.ndarray:
+    memory = np.zeros(nbytes + 2 * ALIGNMENT, np.uint8)
+    start = -memory.__array_interface__["data"][0] % ALIGNMENT + shift
+    return memory[start : start + nbytes]
+
+
+@pytest.fixture
+def direct(big: OpenFile) -> OpenFile:
+    file = OpenFile.open(big.path, direct=True)
+    if file.direct_obstacle:
+        pytest.skip(file.direct_obstacle)
+    return file
+
+
+@pytest.mark.parametrize("shift", [0, 1, 512])
+@pytest.mark.parametrize(
+    ("start", "nbytes"), [(0, 4096), (8192, 3 * MIB), (4097, 4096), (0, 100), (4096, 5000)]
+)
+def test_what_is_aligned_is_read_past_the_page_cache_and_the_rest_through_it(
+    direct: OpenFile, engine: Engine, start: int, nbytes: int, shift: int
+) -> None:
+    span = FileSpan(direct, start, aligned(nbytes, shift))
+    asyncio.run(engine.read([span, FileSpan(direct, 0, aligned(8192))]))
+    assert np.array_equal(span.buffer, CONTENT[start : start + nbytes])
+
+
+def test_a_direct_file_that_ends_inside_a_block_is_read_to_its_end(tmp_path: Path, engine: Engine) -> None:
+    path = tmp_path / "odd"
+    path.write_bytes(CONTENT[:10_000].tobytes())
+    file = OpenFile.open(path, direct=True)
+    span = FileSpan(file, 0, aligned(10_000))
+    asyncio.run(engine.read([span]))
+    assert np.array_equal(span.buffer, CONTENT[:10_000])
+    with pytest.raises(ShortFileError) as caught:
+        asyncio.run(engine.read([FileSpan(file, 8192, aligned(4096))]))
+    assert (caught.value.wanted, caught.value.got) == (4096, 10_000 - 8192)
+
+
+def test_writes_past_and_through_the_page_cache_see_each_other(tmp_path: Path, engine: Engine) -> None:
+    path = tmp_path / "both"
+    path.write_bytes(bytes(64 * 4096))
+    file = OpenFile.open(path, writable=True, direct=True)
+    expected = np.zeros(64 * 4096, np.uint8)
+    rng = np.random.default_rng(5)
+    for turn in range(40):
+        start, nbytes = int(rng.integers(0, 60)) * 4096, 4096 * int(rng.integers(1, 5))
+        if turn % 2:
+            start, nbytes = start + int(rng.integers(1, 4000)), int(rng.integers(1, 9000))
+        buffer = aligned(nbytes)
+        buffer[:] = rng.integers(0, 256, nbytes)
+        asyncio.run(engine.write([FileSpan(file, start, buffer)]))
+        expected[start : start + nbytes] = buffer
+        whole = FileSpan(file, 0, aligned(64 * 4096))
+        asyncio.run(engine.read([whole]))
+        assert np.array_equal(whole.buffer, expected)
+    assert np.array_equal(np.fromfile(path, np.uint8), expected)

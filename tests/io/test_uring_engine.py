@@ -212,19 +212,6 @@ def test_what_follows_in_file_and_memory_is_one_operation(big, tampered):
     assert answers == [MIB]
 
 
-def test_direct_reads_that_are_misaligned_are_errors_and_never_wrong_bytes(big):
-    file = OpenFile(big.path, os.open(big.path, os.O_RDONLY | os.O_DIRECT), writable=False)
-    engine = UringEngine()
-    memory = uring_engine.np.zeros(2 * 4096, np.uint8)
-    start = -memory.__array_interface__["data"][0] % 4096
-    run(engine, [FileSpan(file, 4096, memory[start : start + 4096])])
-    assert np.array_equal(memory[start : start + 4096], CONTENT[4096:8192])
-    engine._read_cached = lambda spans: 0
-    with pytest.raises(OSError, match="Invalid argument"):
-        run(engine, [FileSpan(file, 4097, memory[start : start + 4096])])
-    engine.close()
-
-
 # Which engine runs
 
 

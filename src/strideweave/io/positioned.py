@@ -11,6 +11,8 @@ import errno
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from strideweave.io.files import ALIGNMENT
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -165,8 +167,9 @@ def _run(spans: Sequence[FileSpan], call: SystemCall, *, writing: bool, cached: 
                 mover = _FileMover(file, call, writing=writing, cached=cached)
             # The usual case, one call that moves everything, without another function: it is most of the cost.
             wanted = end - offset
+            number = mover.number if mover.direct < 0 else mover.number_for(buffers, offset, wanted)
             try:
-                got = call(mover.number, buffers, offset) if 0 < wanted <= most_bytes else 0
+                got = call(number, buffers, offset) if 0 < wanted <= most_bytes else 0
             except OSError:
                 got = 0  # `finish` makes the call again and says what is wrong
             if got:
@@ -185,7 +188,7 @@ def _run(spans: Sequence[FileSpan], call: SystemCall, *, writing: bool, cached: 
 class _FileMover:
     """Moves runs of bytes between one file and memory, wholly or with an error, and counts what it did."""
 
-    __slots__ = ("_cached", "_call", "_held", "_writing", "calls", "file", "moved", "number")
+    __slots__ = ("_cached", "_call", "_held", "_writing", "calls", "direct", "file", "moved", "number")
 
     def __init__(self, file: OpenFile, call: SystemCall, *, writing: bool, cached: bool) -> None:
         if writing:
@@ -193,10 +196,17 @@ class _FileMover:
         self.file = file
         self._held = file.descriptor()  # keeps the descriptor's number ours until the last call is over
         self.number = self._held.number
+        self.direct = -1 if cached else self._held.direct
         self._call = call
         self._writing = writing
         self._cached = cached
         self.calls = self.moved = 0
+
+    def number_for(self, buffers: list[NDArray[np.uint8]], offset: int, wanted: int) -> int:
+        """The descriptor for one call: that past the page cache where everything is aligned."""
+        places = [buffer.__array_interface__["data"][0] | buffer.nbytes for buffer in buffers]
+        aligned = not (offset | wanted) % ALIGNMENT and not any(place % ALIGNMENT for place in places)
+        return self.direct if aligned else self.number
 
     def finish(self, buffers: list[NDArray[np.uint8]], offset: int, wanted: int, done: int) -> None:
         """Move what is left of the ``wanted`` bytes that ``buffers`` hold, the first ``done`` being moved."""
@@ -204,7 +214,9 @@ class _FileMover:
         while done < wanted:
             batch = buffers if wanted - done <= MAX_CALL_BYTES else _front(buffers, MAX_CALL_BYTES)
             try:
-                got = self._call(self.number, batch, offset + done)
+                # The rest of a call that moved less than asked may be aligned no longer.
+                number = self.number if self.direct < 0 else self.number_for(batch, offset + done, ALIGNMENT)
+                got = self._call(number, batch, offset + done)
             except InterruptedError:
                 continue
             except OSError as error:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import numpy as np
 
+from strideweave.io.files import ALIGNMENT
 from strideweave.io.positioned import FileSpan, ShortFileError, read_cached_spans
 from strideweave.io.statistics import EngineTally
 from strideweave.io.uring import ASYNC, READ, SUBMISSION, WRITE, Ring
@@ -114,7 +115,8 @@ class UringEngine:
         self._tally.begin(total)
         try:
             left = spans
-            if not writing and total <= INLINE_BYTES and len(spans) <= INLINE_SPANS:
+            small = total <= INLINE_BYTES and len(spans) <= INLINE_SPANS
+            if small and not writing and not spans[0].file.is_direct:
                 left = spans[self._read_cached(spans) :]
             if left:
                 await self._work_off(_Batch(left, writing=writing))
@@ -250,6 +252,7 @@ class _Batch:
         self._owner, columns = _cut(_merged(columns))
         self._sources = spans
         self._fds, self._offsets, self._addresses, self._lengths = columns.T.copy()
+        self._is_direct = self._choose_direct()
         self._starts = self._offsets.copy()
         self._wanted = self._lengths.copy()
         self._calls = 0
@@ -258,6 +261,17 @@ class _Batch:
         self._again: list[int] = []
         self._errors: list[BaseException] = []
         self._waiter: asyncio.Future[None] | None = None
+
+    def _choose_direct(self) -> NDArray[np.bool_]:
+        """Send past the page cache what is aligned, of files that allow it; tells which operations these are."""
+        is_direct: NDArray[np.bool_] = np.zeros(len(self._fds), np.bool_)
+        for held in self._held.values():
+            if held.direct >= 0:
+                places = self._offsets | self._addresses | self._lengths
+                aligned = (self._fds == held.number) & (places % ALIGNMENT == 0)
+                self._fds[aligned] = held.direct
+                is_direct |= aligned
+        return is_direct
 
     @property
     def has_more(self) -> bool:
@@ -276,7 +290,7 @@ class _Batch:
         lengths = self._lengths[places]
         entries = np.zeros(len(places), SUBMISSION)
         entries["opcode"] = self._opcode
-        entries["flags"] = np.where(lengths >= ASYNC_BYTES, ASYNC, 0)
+        entries["flags"] = np.where((lengths >= ASYNC_BYTES) & ~self._is_direct[places], ASYNC, 0)
         entries["fd"] = self._fds[places]
         entries["offset"] = self._offsets[places]
         entries["address"] = self._addresses[places]
@@ -296,11 +310,15 @@ class _Batch:
 
     def _resume(self, place: int, result: int) -> None:
         """Go on where an operation stopped, unless it cannot or another one has failed."""
+        direct = bool(self._is_direct[place])
+        if direct:  # the rest may be aligned no longer, or this device wants more than others
+            owner = self._sources[int(self._owner[place])].file
+            self._fds[place], self._is_direct[place] = self._held[id(owner)].number, False
         if result > 0:
             self._offsets[place] += result
             self._addresses[place] += result
             self._lengths[place] -= result
-        elif -result not in _AGAIN:
+        elif -result not in _AGAIN and not (direct and result == -errno.EINVAL):
             self.give_up(self._failure(place, result), 1)
             return
         if self._errors:
@@ -339,9 +357,9 @@ class _Batch:
         if len(self._held) == 1:
             self._count(self._spans[0].file, self._calls, int((self._wanted - self._lengths).sum()))
             return
-        files = {held.number: span.file for span in self._spans if (held := self._held[id(span.file)])}
-        for number, file in files.items():
-            mine = self._fds == number
+        files = {id(span.file): span.file for span in self._spans}
+        for key, file in files.items():
+            mine = np.isin(self._fds, (self._held[key].number, self._held[key].direct))
             moved = int((self._wanted[mine] - self._lengths[mine]).sum())
             self._count(file, int(np.count_nonzero(mine)), moved)
 
