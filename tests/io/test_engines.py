@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from strideweave.io.engine import ENGINES, Engine, EngineStatistics, make_engine
 from strideweave.io.files import ALIGNMENT, OpenFile
-from strideweave.io.positioned import FileSpan, ShortFileError
+from strideweave.io.positioned import FileSpan, ShortFileError, SpanBatch, SpanBlock
 from strideweave.io.uring import why_unavailable
 
 MIB = 1 << 20
@@ -275,6 +275,40 @@ def test_several_loops_in_several_threads_have_engines_of_their_own(big: OpenFil
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+# Batches in blocks
+
+
+@pytest.mark.parametrize(("count", "nbytes"), [(3, 100), (500, 4096), (1, 5 * MIB), (0, 4096), (4, 0)])
+def test_a_batch_in_blocks_moves_what_its_spans_say(
+    big: OpenFile, tmp_path: Path, engine: Engine, count: int, nbytes: int
+) -> None:
+    rng = np.random.default_rng(count)
+    offsets = rng.integers(0, 8 * MIB - max(nbytes, 1), count)
+    memory = np.zeros(count * nbytes + 10, np.uint8)
+    starts = 5 + rng.permutation(count) * nbytes
+    other = np.zeros(10, np.uint8)
+    blocks = [
+        SpanBlock(big, offsets, memory, starts, nbytes),
+        SpanBlock(big, np.array([7, 3]), other, np.array([0, 5]), 5),
+    ]
+    batch = SpanBatch(blocks)
+    assert (len(batch), batch.total) == (count + 2, count * nbytes + 10)
+    asyncio.run(engine.read(batch))
+    for offset, start in zip(offsets.tolist(), starts.tolist(), strict=True):
+        assert np.array_equal(memory[start : start + nbytes], CONTENT[offset : offset + nbytes])
+    assert np.array_equal(other, np.concatenate([CONTENT[7:12], CONTENT[3:8]]))
+    assert not memory[:5].any()
+    assert not memory[-5:].any()
+    for span, offset in zip(batch, offsets.tolist(), strict=False):
+        assert (span.file, span.offset, span.buffer.nbytes) == (big, offset, nbytes)
+
+    file = OpenFile.create(tmp_path / "out", size=len(memory))
+    write = SpanBatch([SpanBlock(file, starts, memory, starts, nbytes)])
+    asyncio.run(engine.write(write))
+    memory[:5] = memory[-5:] = 0
+    assert np.array_equal(np.fromfile(file.path, np.uint8), memory)
 
 
 # Past the page cache

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 from strideweave.io.files import ALIGNMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator
 
     import numpy as np
     from numpy.typing import NDArray
@@ -29,6 +31,8 @@ __all__ = [
     "MAX_BUFFERS",
     "MAX_CALL_BYTES",
     "ShortFileError",
+    "SpanBatch",
+    "SpanBlock",
     "read_cached_spans",
     "read_spans",
     "write_spans",
@@ -55,6 +59,65 @@ class FileSpan(NamedTuple):
     file: OpenFile
     offset: int
     buffer: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpanBlock:
+    """Many spans of one length between one file and one memory, as arrays instead of objects.
+
+    Attributes:
+        file: the open file.
+        offsets: first byte of each span in the file.
+        memory: contiguous one-dimensional bytes.
+        starts: first byte of each span in the memory.
+        nbytes: bytes of every span.
+    """
+
+    file: OpenFile
+    offsets: NDArray[np.int64]
+    memory: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    nbytes: int
+
+
+class SpanBatch(Sequence[FileSpan]):
+    """A batch of spans in blocks, for engines that take them as they are; to others a sequence like any.
+
+    Args:
+        blocks: the blocks, in order.
+    """
+
+    def __init__(self, blocks: Sequence[SpanBlock]) -> None:
+        self.blocks = blocks
+        self._count = sum([len(block.offsets) for block in blocks])
+
+    @property
+    def total(self) -> int:
+        """Bytes of all spans."""
+        return sum([len(block.offsets) * block.nbytes for block in self.blocks])
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> FileSpan: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[FileSpan]: ...
+
+    def __getitem__(self, index: int | slice) -> FileSpan | list[FileSpan]:
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[FileSpan]:
+        for file, offsets, memory, starts, nbytes in map(_fields, self.blocks):
+            for offset, start in zip(offsets.tolist(), starts.tolist(), strict=True):
+                yield FileSpan(file, offset, memory[start : start + nbytes])
+
+
+def _fields(
+    block: SpanBlock,
+) -> tuple[OpenFile, NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64], int]:
+    return block.file, block.offsets, block.memory, block.starts, block.nbytes
 
 
 class ShortFileError(EOFError):

@@ -76,6 +76,7 @@ class ThreadEngine:
     async def _run(
         self, spans: Sequence[FileSpan], move: Callable[[Sequence[FileSpan]], None], *, writing: bool
     ) -> None:
+        spans = list(spans)  # a batch in blocks makes its spans anew at each look
         total = sum([span.buffer.nbytes for span in spans])
         if not total:
             return

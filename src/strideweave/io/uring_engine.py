@@ -19,17 +19,22 @@ import anyio
 import numpy as np
 
 from strideweave.io.files import ALIGNMENT
-from strideweave.io.positioned import FileSpan, ShortFileError, read_cached_spans
+from strideweave.io.positioned import FileSpan, ShortFileError, SpanBatch, read_cached_spans
 from strideweave.io.statistics import EngineTally
 from strideweave.io.uring import ASYNC, READ, SUBMISSION, WRITE, Ring
 from strideweave.runtime.workers import INLINE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import TypeAlias
 
     from numpy.typing import NDArray
 
+    from strideweave.io.files import OpenFile
     from strideweave.io.statistics import EngineStatistics
+
+    Columns: TypeAlias = "NDArray[np.int64]"
+    """A row for each operation: descriptor, offset, address and length."""
 
 __all__ = ["QUEUE_DEPTH", "UringEngine"]
 
@@ -106,7 +111,7 @@ class UringEngine:
         self._ring.close()
 
     async def _run(self, spans: Sequence[FileSpan], *, writing: bool) -> None:
-        total = sum([span.buffer.nbytes for span in spans])
+        total = spans.total if isinstance(spans, SpanBatch) else sum([span.buffer.nbytes for span in spans])
         if not total:
             return
         if self._closed or os.getpid() != self._pid:
@@ -115,9 +120,10 @@ class UringEngine:
         self._tally.begin(total)
         try:
             left = spans
-            small = total <= INLINE_BYTES and len(spans) <= INLINE_SPANS
-            if small and not writing and not spans[0].file.is_direct:
-                left = spans[self._read_cached(spans) :]
+            if not writing and total <= INLINE_BYTES and len(spans) <= INLINE_SPANS:
+                left = list(spans)
+                if not left[0].file.is_direct:
+                    left = left[self._read_cached(left) :]
             if left:
                 await self._work_off(_Batch(left, writing=writing))
             failed = False
@@ -231,26 +237,15 @@ class _Batch:
         self.slot = 0
         self._spans = spans  # keeps the buffers alive
         self._opcode = WRITE if writing else READ
-        files = {id(span.file): span.file for span in spans}
+        files = _files(spans)
         if writing:
-            for file in files.values():
+            for file in files:
                 file.require_writable()
-        self._held = {key: file.descriptor() for key, file in files.items()}  # keeps the descriptors open
-        spans = [span for span in spans if span.buffer.nbytes]
-        columns = np.array(
-            [
-                (
-                    self._held[id(span.file)].number,
-                    span.offset,
-                    span.buffer.__array_interface__["data"][0],
-                    span.buffer.nbytes,
-                )
-                for span in spans
-            ],
-            np.int64,
-        ).reshape(-1, 4)
-        self._owner, columns = _cut(_merged(columns))
-        self._sources = spans
+        self._files = files
+        self._held = [file.descriptor() for file in files]  # keeps the descriptors open
+        numbers = {file: held.number for file, held in zip(files, self._held, strict=True)}
+        columns = _block_columns(spans, numbers) if isinstance(spans, SpanBatch) else _columns(spans, numbers)
+        columns = _cut(_merged(columns))
         self._fds, self._offsets, self._addresses, self._lengths = columns.T.copy()
         self._is_direct = self._choose_direct()
         self._starts = self._offsets.copy()
@@ -265,7 +260,7 @@ class _Batch:
     def _choose_direct(self) -> NDArray[np.bool_]:
         """Send past the page cache what is aligned, of files that allow it; tells which operations these are."""
         is_direct: NDArray[np.bool_] = np.zeros(len(self._fds), np.bool_)
-        for held in self._held.values():
+        for held in self._held:
             if held.direct >= 0:
                 places = self._offsets | self._addresses | self._lengths
                 aligned = (self._fds == held.number) & (places % ALIGNMENT == 0)
@@ -312,8 +307,8 @@ class _Batch:
         """Go on where an operation stopped, unless it cannot or another one has failed."""
         direct = bool(self._is_direct[place])
         if direct:  # the rest may be aligned no longer, or this device wants more than others
-            owner = self._sources[int(self._owner[place])].file
-            self._fds[place], self._is_direct[place] = self._held[id(owner)].number, False
+            number = next(held.number for held in self._held if held.direct == self._fds[place])
+            self._fds[place], self._is_direct[place] = number, False
         if result > 0:
             self._offsets[place] += result
             self._addresses[place] += result
@@ -354,14 +349,13 @@ class _Batch:
 
     def count(self) -> None:
         """Add the system's work to the statistics of the files."""
-        if len(self._held) == 1:
-            self._count(self._spans[0].file, self._calls, int((self._wanted - self._lengths).sum()))
-            return
-        files = {id(span.file): span.file for span in self._spans}
-        for key, file in files.items():
-            mine = np.isin(self._fds, (self._held[key].number, self._held[key].direct))
-            moved = int((self._wanted[mine] - self._lengths[mine]).sum())
-            self._count(file, int(np.count_nonzero(mine)), moved)
+        moved = self._wanted - self._lengths
+        for file, held in zip(self._files, self._held, strict=True):
+            if len(self._files) == 1:
+                self._count(file, self._calls, int(moved.sum()))
+                return
+            mine = np.isin(self._fds, (held.number, held.direct))
+            self._count(file, int(np.count_nonzero(mine)), int(moved[mine].sum()))
 
     def _count(self, file: Any, calls: int, moved: int) -> None:
         if self._opcode == WRITE:
@@ -383,10 +377,15 @@ class _Batch:
             del first, others
 
     def _failure(self, place: int, result: int) -> BaseException:
-        span = self._sources[int(self._owner[place])]
+        number = int(self._fds[place])
         offset = int(self._starts[place])
         wanted, got = int(self._wanted[place]), int(self._wanted[place] - self._lengths[place])
-        path, writing = span.file.path, self._opcode == WRITE
+        file = next(
+            file
+            for file, held in zip(self._files, self._held, strict=True)
+            if number in (held.number, held.direct)
+        )
+        path, writing = file.path, self._opcode == WRITE
         if result == 0 and not writing:
             return ShortFileError(path, offset, wanted, got)
         code = -result or errno.EIO
@@ -397,8 +396,38 @@ class _Batch:
         )
 
 
-def _merged(columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Join spans that follow each other in the file and in memory; gives the first span of each, and the columns."""
+def _files(spans: Sequence[FileSpan]) -> list[OpenFile]:
+    """The files of a batch, each once."""
+    owners = spans.blocks if isinstance(spans, SpanBatch) else spans
+    return list(dict.fromkeys([owner.file for owner in owners]))
+
+
+def _columns(spans: Sequence[FileSpan], numbers: Mapping[OpenFile, int]) -> Columns:
+    """Descriptor, offset, address and length of each span that is not empty."""
+    rows = [
+        (numbers[file], offset, buffer.__array_interface__["data"][0], buffer.nbytes)
+        for file, offset, buffer in spans
+        if buffer.nbytes
+    ]
+    return np.array(rows, np.int64).reshape(-1, 4)
+
+
+def _block_columns(batch: SpanBatch, numbers: Mapping[OpenFile, int]) -> Columns:
+    """The same for a batch in blocks, by a few assignments for each block."""
+    columns = np.empty((len(batch), 4), np.int64)
+    filled = 0
+    for block in batch.blocks:
+        rows = columns[filled : filled + len(block.offsets)]
+        rows[:, 0] = numbers[block.file]
+        rows[:, 1] = block.offsets
+        rows[:, 2] = block.starts + block.memory.__array_interface__["data"][0]
+        rows[:, 3] = block.nbytes
+        filled += len(rows)
+    return columns[columns[:, 3] > 0] if any(not block.nbytes for block in batch.blocks) else columns
+
+
+def _merged(columns: Columns) -> Columns:
+    """Join spans that follow each other in the file and in memory."""
     fds, offsets, addresses, lengths = columns.T
     breaks = (
         (fds[1:] != fds[:-1])
@@ -407,23 +436,22 @@ def _merged(columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.i
     )
     first = np.flatnonzero(np.append(True, breaks))
     if len(first) == len(columns):
-        return first, columns
+        return columns
     merged = columns[first]
     merged[:, 3] = np.add.reduceat(lengths, first)
-    return first, merged
+    return merged
 
 
-def _cut(parts: tuple[NDArray[np.int64], NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Cut operations into pieces of ``PIECE_BYTES``; gives the span that each began with, and the columns."""
-    owner, columns = parts
+def _cut(columns: Columns) -> Columns:
+    """Cut operations into pieces of ``PIECE_BYTES``."""
     lengths = columns[:, 3]
     pieces = -(-lengths // PIECE_BYTES)
     if not len(columns) or pieces.max() == 1:
-        return owner, columns
+        return columns
     cut = np.repeat(columns, pieces, axis=0)
     ends = np.cumsum(pieces)
     skipped = (np.arange(ends[-1]) - np.repeat(ends - pieces, pieces)) * PIECE_BYTES
     cut[:, 1] += skipped
     cut[:, 2] += skipped
     cut[:, 3] = np.minimum(PIECE_BYTES, cut[:, 3] - skipped)
-    return np.repeat(owner, pieces), cut
+    return cut
