@@ -36,7 +36,7 @@ def block(source, starts, destination, places, slots):
     return TransferBlock(source, np.array(starts, np.int64), destination, np.array(places, np.int64), slots)
 
 
-@pytest.mark.parametrize("pair", itertools.product(KINDS, KINDS), ids="-".join)
+@pytest.mark.parametrize("pair", list(itertools.product(KINDS, KINDS)), ids="-".join)
 @pytest.mark.parametrize("elementwise", [False, True])
 def test_a_batch_in_blocks_is_moved_as_its_transfers_are(pair, elementwise):
     source, destination = pair
