@@ -101,7 +101,8 @@ class OpenFile:
 
     Made by :meth:`open` (a file that exists and stays) or :meth:`create` (a new one, private to the process).
     Closing is idempotent and also happens when the object dies. A forked child shares an open file; one that
-    its parent created it may read, and leaves it as it is: writing raises, freeing and removing do nothing.
+    its parent created, or opened as private, it may read, and leaves it as it is: writing raises, freeing and
+    removing do nothing.
 
     Attributes:
         path: where the file was opened.
@@ -125,6 +126,7 @@ class OpenFile:
         writable: bool = False,
         any_kind: bool = False,
         direct: bool = False,
+        private: bool = False,
     ) -> Self:
         """Open an existing file.
 
@@ -134,6 +136,7 @@ class OpenFile:
             any_kind: also accept what is not a regular file, such as a device.
             direct: read and write past the page cache (``O_DIRECT``) what is aligned to ``ALIGNMENT``. Where the
                 system refuses that, ``direct_obstacle`` says so and everything goes through the cache.
+            private: no forked child may change the file through this object, as for one that was created.
 
         Raises:
             TypeError: ``path`` is neither ``str`` nor ``os.PathLike[str]``.
@@ -148,7 +151,7 @@ class OpenFile:
             _require_regular(name, os.stat(name).st_mode)  # noqa: PTH116  one call, and the name stays as given
         # Non-blocking: should a FIFO have taken the place meanwhile, opening it must not wait for its writer.
         flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK
-        file = cls(name, os.open(name, flags), writable=writable)
+        file = cls(name, os.open(name, flags), writable=writable, creator=os.getpid() if private else None)
         if not any_kind:
             _require_regular(name, os.fstat(file.fd).st_mode)
         if direct:
