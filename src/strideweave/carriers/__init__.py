@@ -1,6 +1,7 @@
 """Carriers: one-dimensional storage of one dtype, in memory, in files, or composed of other carriers."""
 
 from strideweave.carriers.base import Carrier
+from strideweave.carriers.block_device import BlockDevice, BlockDeviceCarrier, BlockDeviceStatistics
 from strideweave.carriers.cpu import CPU
 from strideweave.carriers.dependent import DependentCarrier
 from strideweave.carriers.evictable import Evictable
@@ -10,6 +11,9 @@ from strideweave.carriers.metal import Metal
 from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
 
 __all__ = [
+    "BlockDevice",
+    "BlockDeviceCarrier",
+    "BlockDeviceStatistics",
     "CPU",
     "Carrier",
     "DependentCarrier",
