@@ -327,3 +327,25 @@ def test_a_closed_engine_gives_its_descriptors_back():
         engine.close()
         engine.close()
     assert len({path.name for path in Path("/proc/self/fd").iterdir()} - before) <= 1
+
+
+@pytest.mark.parametrize(("depth", "most"), [(1, 1), (3, 3), (1000, 32), (None, 32)])
+def test_a_file_has_no_more_operations_under_way_than_its_queue_depth(
+    tampered, big, monkeypatch, depth, most
+):
+    file = OpenFile.open(big.path)
+    file.queue_depth = depth
+    engine = tampered(lambda number, result: result if number % 5 else result // 2, entries=16)
+    ring, under_way = engine._ring, []
+    prepare = ring.prepare
+
+    def note(entries):
+        prepare(entries)
+        under_way.append(ring.in_flight)
+
+    monkeypatch.setattr(ring, "prepare", note)
+    spans = tiles_of(file, range(0, 256, 2), 4096)
+    run(engine, spans)
+    check(spans)
+    assert ring.answers > len(spans)  # those that moved half were handed over again
+    assert min(most, 16) <= max(under_way) <= most

@@ -43,7 +43,7 @@ class BlockDeviceStatistics:
         logical_block: bytes; the least that the device addresses.
         physical_block: bytes; the least that it writes without reading first.
         alignment: bytes; what extents begin at a multiple of, and have a multiple of.
-        queue_depth: operations of one request that are at the device at once, at most.
+        queue_depth: operations of one request that io_uring has at the device at once, at most.
         is_direct: whether what is aligned goes past the page cache.
         direct_obstacle: why not, where it was asked for and does not.
         is_closed: whether ``close()`` ended it.
@@ -97,8 +97,8 @@ class BlockDevice:
             stays after the end.
         direct: go past the page cache. Where the system refuses that, everything goes through it, and
             ``statistics()`` says why.
-        queue_depth: operations of one request that are at the device at once, at most; the engine has a limit of its
-            own, 128 for io_uring.
+        queue_depth: operations of one request that io_uring has at the device at once, at most. More than its ring
+            holds gain nothing; the engines with threads never have more than four.
         size: bytes of a file that is made here, or that what is there must have. A fresh file is sparse: it takes up
             space as carriers are written.
 
@@ -121,6 +121,7 @@ class BlockDevice:
         self._queue_depth = _positive(queue_depth, "queue_depth")
         asked = None if size is None else _positive(size, "size")
         self._held = HeldDevice.open(path, direct=bool(direct), size=asked)
+        self._held.file.queue_depth = self._queue_depth
         self._asks_direct = bool(direct)
         geometry = self._held.geometry
         # Changed under short_lock, which no forked child finds held.

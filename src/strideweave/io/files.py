@@ -108,6 +108,8 @@ class OpenFile:
         path: where the file was opened.
         writable: whether it was opened for writing.
         direct_obstacle: why nothing goes past the page cache; None where what is aligned does.
+        queue_depth: operations of one batch that an io_uring may have under way on it; None leaves that to the
+            engine.
     """
 
     def __init__(self, path: str, number: int, *, writable: bool, creator: int | None = None) -> None:
@@ -117,6 +119,7 @@ class OpenFile:
         self._descriptor: _Descriptor | None = _Descriptor(number)
         self._counts: dict[int, list[int]] = {}
         self.direct_obstacle: str | None = "it was not asked for"
+        self.queue_depth: int | None = None
 
     @classmethod
     def open(

@@ -192,9 +192,9 @@ class UringEngine:
 
     def _answer(self, slot: int, places: NDArray[np.int64], results: NDArray[np.int64]) -> None:
         batch = self._batches[slot]
-        unfinished = batch.has_more
+        waiting = batch.is_ready
         batch.answer(places, results)
-        if batch.has_more and not unfinished:
+        if batch.is_ready and not waiting:
             self._waiting.append(batch)
 
     def _submit(self) -> None:
@@ -204,7 +204,7 @@ class UringEngine:
             while self._waiting and (room := ring.room):
                 batch = self._waiting[0]
                 batch.prepare(ring, room)
-                if not batch.has_more:
+                if not batch.is_ready:
                     self._waiting.popleft()
                 if not ring.enter():
                     break
@@ -251,6 +251,9 @@ class _Batch:
         self._starts = self._offsets.copy()
         self._wanted = self._lengths.copy()
         self._calls = 0
+        self._under_way = 0
+        depths = [file.queue_depth for file in files if file.queue_depth is not None]
+        self._most = min([len(self._lengths), *depths])  # operations under way at once
         self.left = len(self._lengths)  # operations that have neither succeeded nor failed
         self._fresh = 0  # the first operation that was never handed over
         self._again: list[int] = []
@@ -269,12 +272,13 @@ class _Batch:
         return is_direct
 
     @property
-    def has_more(self) -> bool:
-        """Whether operations have to be handed over, for the first time or again."""
-        return self._fresh < len(self._lengths) or bool(self._again)
+    def is_ready(self) -> bool:
+        """Whether operations are to be handed over now, for the first time or again."""
+        return self._under_way < self._most and (self._fresh < len(self._lengths) or bool(self._again))
 
     def prepare(self, ring: Ring, room: int) -> None:
         """Put up to ``room`` operations into the ring."""
+        room = min(room, self._most - self._under_way)
         if self._again:
             places = np.array(self._again[:room], np.int64)
             del self._again[:room]
@@ -282,6 +286,7 @@ class _Batch:
             places = np.arange(self._fresh, min(self._fresh + room, len(self._lengths)))
             self._fresh += len(places)
         self._calls += len(places)
+        self._under_way += len(places)
         lengths = self._lengths[places]
         entries = np.zeros(len(places), SUBMISSION)
         entries["opcode"] = self._opcode
@@ -295,6 +300,7 @@ class _Batch:
 
     def answer(self, places: NDArray[np.int64], results: NDArray[np.int64]) -> None:
         """Note what became of operations: bytes moved, or a negative error number."""
+        self._under_way -= len(places)
         done = results == self._lengths[places]
         self.left -= int(np.count_nonzero(done))
         self._lengths[places[done]] = 0
