@@ -169,7 +169,7 @@ def read_cached_spans(spans: Sequence[FileSpan], preadv: SystemCall = _preadv_ca
     """Fill the buffers of spans in order for as long as that needs no waiting for a device.
 
     What is in the page cache is copied; at the first span of which something is not, or where the file system
-    cannot tell, this stops.
+    cannot tell, this stops, and at one of a file that is to be read past the page cache.
 
     Args:
         spans: what to read.
@@ -227,6 +227,7 @@ def _run(spans: Sequence[FileSpan], call: SystemCall, *, writing: bool, cached: 
             if mover is None or mover.file is not file:
                 if mover is not None:
                     mover.count()
+                    mover = None  # should the next file be refused, this one was counted
                 mover = _FileMover(file, call, writing=writing, cached=cached)
             # The usual case, one call that moves everything, without another function: it is most of the cost.
             wanted = end - offset
@@ -256,6 +257,8 @@ class _FileMover:
     def __init__(self, file: OpenFile, call: SystemCall, *, writing: bool, cached: bool) -> None:
         if writing:
             file.require_writable()
+        if cached and file.is_direct:
+            raise _WouldWaitError  # even the attempt would read ahead into the page cache
         self.file = file
         self._held = file.descriptor()  # keeps the descriptor's number ours until the last call is over
         self.number = self._held.number
