@@ -134,7 +134,7 @@ def walk(blocks, steps, choose):
     assert extents.free_runs == [(0, blocks * BLOCK)]
 
 
-@given(st.integers(1, 40), st.lists(st.integers(0, 1 << 20), max_size=60))
+@given(st.integers(1, 20), st.lists(st.integers(0, 1 << 20), max_size=40))
 def test_any_order_of_taking_and_giving_agrees_with_the_model(blocks, numbers):
     walk(blocks, len(numbers), numbers.__getitem__)
 
@@ -142,4 +142,4 @@ def test_any_order_of_taking_and_giving_agrees_with_the_model(blocks, numbers):
 @pytest.mark.parametrize("seed", range(3))
 def test_hundreds_of_random_steps_agree_with_the_model(seed):
     source = random.Random(seed)
-    walk(100, 600, lambda _: source.randrange(1 << 20))
+    walk(60, 400, lambda _: source.randrange(1 << 20))
