@@ -187,7 +187,7 @@ class BlockDevice:
             live = self._extents.live
             if live and not self._closed:
                 raise RuntimeError(
-                    f"carriers still have {live} extents on {self.path!r}; release them, then close the device"
+                    f"{self.path!r} has extents in use: {live}; release their carriers, then close the device"
                 )
             self._closed = True
         self._held.close()
@@ -253,7 +253,7 @@ class BlockDevice:
 
 @final
 class BlockDeviceCarrier(FileCarrier):
-    """Storage in one extent of a :class:`BlockDevice`; it is read and written at offsets and computes nothing.
+    """Storage in one extent of a ``BlockDevice``; it is read and written at offsets and computes nothing.
 
     ``device.allocate(size)`` makes one. ``BlockDeviceCarrier(device)`` is ``device.allocate(0)``: empty, and can be
     given storage once, as a destination or a secondary tier. Release and garbage collection give the extent back;
