@@ -1,0 +1,82 @@
+"""Zarr 3: a store with one uncompressed chunk a tile, each a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.dataset import Dataset, cached_share, drop_cache, sync_file_system
+from benchmarks.method import FRESH, Method
+from benchmarks.peers.base import Peer
+from benchmarks.task import Picks, Task
+
+
+class Zarr(Peer):
+    """zarr-python as it comes."""
+
+    modules = ("zarr", "numpy")
+
+    def warm(self, task: Task) -> list[Method]:
+        return self._reading(task, cold=False)
+
+    def cold(self, task: Task) -> list[Method]:
+        return self._reading(task, cold=True)
+
+    def write(self, task: Task) -> list[Method]:
+        rows, folder = self._create(task)
+        data = Dataset(task)
+        values = np.empty((task.tiles, task.values), np.float32)
+
+        def run(picks: Picks) -> None:
+            rows.oindex[picks] = values
+            sync_file_system(folder)
+
+        return [
+            Method(
+                "oindex[idx] = values, syncfs",
+                "",
+                run,
+                lambda picks: data.changed(picks, values),
+                found=lambda _, picks: rows.oindex[picks],
+            )
+        ]
+
+    def _reading(self, task: Task, *, cold: bool) -> list[Method]:
+        rows, folder = self._create(task)
+        asked: list[Path] = []
+
+        def prepare(picks: Picks) -> None:
+            asked[:] = [folder / "c" / str(tile) / "0" for tile in picks.tolist()]
+            if cold:
+                drop_cache(asked)
+
+        return [
+            Method(
+                "oindex[idx]",
+                FRESH,
+                lambda picks: rows.oindex[picks],
+                prepare,
+                cached=lambda: cached_share(asked),
+            )
+        ]
+
+    def _create(self, task: Task) -> tuple[Any, Path]:
+        import zarr  # noqa: PLC0415  optional
+
+        data, folder = Dataset(task), self.scratch(task, "store.zarr")
+        rows = zarr.create_array(
+            store=str(folder),
+            shape=(task.count, task.values),
+            chunks=(1, task.values),
+            dtype="float32",
+            compressors=None,
+            filters=None,
+        )
+        step = max(1, (16 << 20) // task.tile_bytes)
+        for first in range(0, task.count, step):
+            tiles = range(first, min(first + step, task.count))
+            rows[first : tiles.stop] = data.read(tiles)
+        sync_file_system(folder)
+        return rows, folder
