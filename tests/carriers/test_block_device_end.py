@@ -16,6 +16,7 @@ import pytest
 
 from strideweave import BlockDevice, BlockDeviceCarrier, DType
 from strideweave.errors import ReleasedError
+from strideweave.io.extents import ExtentMap
 from strideweave.io.positioned import ShortFileError
 from strideweave.testing import values_of
 
@@ -66,6 +67,27 @@ def test_a_forgotten_carrier_gives_its_extent_back(small_device):
     gc.collect()
     assert gone() is None
     assert small_device.statistics().extents == 0
+
+
+def test_carriers_that_the_collector_finds_during_an_allocation_come_back(small_device, monkeypatch):
+    """The collector may run at any statement of the thread that is changing the map."""
+    victims = [small_device.allocate(1) for _ in range(6)]
+    take, give = ExtentMap.take, ExtentMap.give
+
+    def collected_while(change):
+        def changed(extents, argument):
+            if victims:
+                victims.pop(0).release()
+            return change(extents, argument)
+
+        return changed
+
+    monkeypatch.setattr(ExtentMap, "take", collected_while(take))
+    monkeypatch.setattr(ExtentMap, "give", collected_while(give))
+    other = small_device.allocate(1)
+    other.release()
+    assert small_device.statistics().extents == len(victims) == 0
+    assert small_device.statistics().largest_free == small_device.capacity
 
 
 def test_releasing_gives_the_space_of_a_file_back_and_leaves_its_neighbours(small_device, disk):

@@ -1,7 +1,8 @@
 """Carriers: one-dimensional storage of one dtype, in memory, in files, or composed of other carriers."""
 
 from strideweave.carriers.base import Carrier
-from strideweave.carriers.block_device import BlockDevice, BlockDeviceCarrier, BlockDeviceStatistics
+from strideweave.carriers.block_device import BlockDevice, BlockDeviceCarrier
+from strideweave.carriers.block_device_statistics import BlockDeviceStatistics
 from strideweave.carriers.cpu import CPU
 from strideweave.carriers.dependent import DependentCarrier
 from strideweave.carriers.evictable import Evictable

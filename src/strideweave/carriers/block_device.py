@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import errno
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, final
 
-from strideweave.carriers.base import CarrierStatistics
+from strideweave.carriers.block_device_statistics import BlockDeviceCarrierStatistics, BlockDeviceStatistics
 from strideweave.carriers.file_slots import FileCarrier
 from strideweave.carriers.lifecycle import check_slot_count
 from strideweave.dtype import DType
 from strideweave.errors import ReleasedError
 from strideweave.io.devices import HeldDevice
-from strideweave.io.extents import ExtentMap
-from strideweave.io.files import FileStatistics
+from strideweave.io.extents import ExtentPool
 from strideweave.layout.int_tuple import as_integer
-from strideweave.runtime.locks import short_lock
 
 if TYPE_CHECKING:
     import os
@@ -26,59 +23,7 @@ if TYPE_CHECKING:
     from strideweave.io.extents import Extent
     from strideweave.io.files import OpenFile
 
-__all__ = ["BlockDevice", "BlockDeviceCarrier", "BlockDeviceCarrierStatistics", "BlockDeviceStatistics"]
-
-
-@dataclass(frozen=True, slots=True)
-class BlockDeviceStatistics:
-    """What a BlockDevice is, and how much of it is in use.
-
-    Attributes:
-        path: where it was opened.
-        is_block_special: whether it is a device, and not a regular file in the place of one.
-        capacity: bytes that extents can have together.
-        free_bytes: bytes in no extent.
-        largest_free: bytes of the longest free run, the most that one carrier can get now.
-        extents: extents that carriers have.
-        logical_block: bytes; the least that the device addresses.
-        physical_block: bytes; the least that it writes without reading first.
-        alignment: bytes; what extents begin at a multiple of, and have a multiple of.
-        queue_depth: operations of one request that io_uring has at the device at once, at most.
-        is_direct: whether what is aligned goes past the page cache.
-        direct_obstacle: why not, where it was asked for and does not.
-        is_closed: whether ``close()`` ended it.
-        file: bytes and system calls of all its carriers.
-    """
-
-    path: str
-    is_block_special: bool
-    capacity: int
-    free_bytes: int
-    largest_free: int
-    extents: int
-    logical_block: int
-    physical_block: int
-    alignment: int
-    queue_depth: int
-    is_direct: bool
-    direct_obstacle: str | None
-    is_closed: bool
-    file: FileStatistics
-
-
-@dataclass(frozen=True, slots=True)
-class BlockDeviceCarrierStatistics(CarrierStatistics):
-    """What a BlockDeviceCarrier is and has under way.
-
-    Attributes:
-        path: the device.
-        offset: first byte of slot 0 on the device; None where there is no storage.
-        occupied_bytes: bytes of the extent; 0 where there is none.
-    """
-
-    path: str
-    offset: int | None
-    occupied_bytes: int
+__all__ = ["BlockDevice", "BlockDeviceCarrier"]
 
 
 class BlockDevice:
@@ -124,8 +69,7 @@ class BlockDevice:
         self._held.file.queue_depth = self._queue_depth
         self._asks_direct = bool(direct)
         geometry = self._held.geometry
-        # Changed under short_lock, which no forked child finds held.
-        self._extents = ExtentMap(geometry.capacity, geometry.granularity)
+        self._pool = ExtentPool(geometry.capacity, geometry.granularity)
         self._closed = False
 
     @property
@@ -136,7 +80,7 @@ class BlockDevice:
     @property
     def capacity(self) -> int:
         """Bytes that extents can have together: all of the device but a part of a block at its end."""
-        return self._extents.capacity
+        return self._pool.capacity
 
     def allocate(
         self, size: int, *, mutable: bool = True, dtype: DType = DType.Float32, empty: bool = False
@@ -183,11 +127,10 @@ class BlockDevice:
         Raises:
             RuntimeError: carriers have extents; release them first. Nothing has changed.
         """
-        with short_lock:
-            live = self._extents.live
-            if live and not self._closed:
+        with self._pool.settled() as extents:
+            if extents.live and not self._closed:
                 raise RuntimeError(
-                    f"{self.path!r} has extents in use: {live}; release their carriers, then close the device"
+                    f"{self.path!r} has extents in use: {extents.live}; release their carriers, then close the device"
                 )
             self._closed = True
         self._held.close()
@@ -200,8 +143,7 @@ class BlockDevice:
         """A frozen record of geometry, free space and what was moved."""
         held = self._held
         obstacle = held.file.direct_obstacle
-        with short_lock:
-            extents = self._extents
+        with self._pool.settled() as extents:
             return BlockDeviceStatistics(
                 path=held.path,
                 is_block_special=held.geometry.is_block_special,
@@ -225,11 +167,11 @@ class BlockDevice:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or not self._extents.live:
+        if error is None or not self.statistics().extents:
             self.close()  # else the carriers that the error has left keep it open, and the error is what counts
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{self._extents.free_bytes} of {self.capacity} bytes free"
+        state = "closed" if self._closed else f"{self.statistics().free_bytes} of {self.capacity} bytes free"
         return f"<{type(self).__name__} {self.path!r}, {state}>"
 
     def _take(self, nbytes: int) -> Extent:
@@ -237,18 +179,17 @@ class BlockDevice:
         if self._held.is_inherited():
             reason = "the device belongs to the parent of this process; what a fork inherits can only be read"
             raise PermissionError(errno.EACCES, reason, self.path)
-        with short_lock:
+        with self._pool.settled() as extents:
             if self._closed:
                 raise ReleasedError(
                     f"the BlockDevice on {self.path!r} was closed; it gives no storage any more"
                 )
-            return self._extents.take(nbytes)
+            return extents.take(nbytes)
 
     def _give(self, extent: Extent) -> None:
-        """Take an extent back, whose storage the device may reuse first."""
+        """Take an extent back, whose storage the device may reuse first; for finalizers too."""
         self._held.discard(*extent)
-        with short_lock:
-            self._extents.give(extent)
+        self._pool.give(extent)
 
 
 @final

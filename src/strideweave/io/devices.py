@@ -194,6 +194,8 @@ def _claim_path(path: str, *, create: bool) -> tuple[int, bool]:
             return _claim_path(path, create=False)
     else:
         number, made = _open_existing(path, flags), False
+    if stat.S_ISBLK(os.fstat(number).st_mode):
+        return number, made  # exclusive already; a lock would get in the way of whoever looks at new devices
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -231,7 +233,7 @@ def _in_use(path: str) -> OSError:
 
 def _let_go(number: int, process: int) -> None:
     if process == os.getpid():
-        fcntl.flock(number, fcntl.LOCK_UN)  # or it would stay locked while a forked child has it open
+        fcntl.flock(number, fcntl.LOCK_UN)  # or a file would stay locked while a forked child has it open
     os.close(number)
 
 

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import NamedTuple
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
-__all__ = ["Extent", "ExtentMap"]
+from strideweave.runtime.locks import short_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Extent", "ExtentMap", "ExtentPool"]
 
 
 class Extent(NamedTuple):
@@ -107,3 +114,44 @@ class ExtentMap:
             self._stops.insert(place, stop)
         self.live -= 1
         self.free_bytes += extent.nbytes
+
+
+class ExtentPool:
+    """An :class:`ExtentMap` that any thread may use, and any finalizer give back to.
+
+    The garbage collector may run at any statement of a thread that is changing the map, and find a carrier whose
+    finalizer gives its extent back. That extent then waits for the next use of the map.
+
+    Args:
+        capacity, granularity: as for ``ExtentMap``.
+
+    Attributes:
+        capacity: bytes that extents can have together.
+    """
+
+    def __init__(self, capacity: int, granularity: int) -> None:
+        # Changed under short_lock, which no forked child finds held.
+        self._extents = ExtentMap(capacity, granularity)
+        self._returned: deque[Extent] = deque()
+        self._in_use = False
+        self.capacity = self._extents.capacity
+
+    @contextmanager
+    def settled(self) -> Iterator[ExtentMap]:
+        """The map, under the lock, with everything in it that was given back; for a few plain statements."""
+        with short_lock:
+            self._in_use = True
+            try:
+                while self._returned:
+                    self._extents.give(self._returned.popleft())
+                yield self._extents
+            finally:
+                self._in_use = False
+
+    def give(self, extent: Extent) -> None:
+        """Take an extent back, at once unless this very thread is in the middle of a change."""
+        self._returned.append(extent)
+        with short_lock:
+            if not self._in_use:
+                with self.settled():
+                    pass
