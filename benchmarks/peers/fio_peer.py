@@ -13,7 +13,7 @@ from benchmarks.method import GIVEN, Method, Sample
 from benchmarks.peers.base import Peer
 from benchmarks.task import MIB, Picks, Task
 
-DEPTHS = (32, 64)
+DEPTHS = (32, 64, 128)
 MOST_IN_FLIGHT = 256 * MIB  # fio's memory
 SECONDS = 0.5  # of one run
 
@@ -41,7 +41,7 @@ class FioMethod(Method):
 
 
 class Fio(Peer):
-    """fio with the queue depths of :data:`DEPTHS`."""
+    """fio with the queue depths of :data:`DEPTHS`, and none deeper than a request has tiles."""
 
     programs = ("fio",)
 
@@ -60,7 +60,7 @@ class Fio(Peer):
 
 
 def _methods(task: Task, path: Path, offset: int, kind: str) -> list[Method]:
-    fitting = [min(depth, max(1, MOST_IN_FLIGHT // task.tile_bytes)) for depth in DEPTHS]
+    fitting = {min(depth, task.tiles, max(1, MOST_IN_FLIGHT // task.tile_bytes)) for depth in DEPTHS}
     return [
         FioMethod(
             f"io_uring {kind}, depth {depth}",
@@ -88,5 +88,5 @@ def _methods(task: Task, path: Path, offset: int, kind: str) -> list[Method]:
             payload=task.payload,
             direction=kind.removeprefix("rand"),
         )
-        for depth in sorted(set(fitting))
+        for depth in sorted(fitting)
     ]
