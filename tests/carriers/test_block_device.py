@@ -13,6 +13,7 @@ import weakref
 import pytest
 
 from strideweave import BlockDevice, BlockDeviceStatistics, DType
+from strideweave.io.files import OpenFile
 
 MIB = 1 << 20
 
@@ -208,3 +209,33 @@ def test_one_that_nobody_holds_any_more_lets_go(disk):
     gc.collect()
     assert gone() is None
     BlockDevice(disk).close()
+
+
+def test_a_path_that_leads_elsewhere_by_the_second_look_is_refused(disk, monkeypatch):
+    other = disk.parent / "other.bin"
+    other.write_bytes(bytes(MIB))
+    open_file = OpenFile.open
+
+    def swap(path, **options):
+        disk.unlink()
+        other.rename(disk)
+        return open_file(path, **options)
+
+    monkeypatch.setattr(OpenFile, "open", swap)
+    disk.write_bytes(bytes(MIB))
+    with pytest.raises(OSError, match="put in its place") as caught:
+        BlockDevice(disk)
+    assert caught.value.filename == str(disk)
+    monkeypatch.undo()
+    BlockDevice(disk).close()
+
+
+def test_a_file_system_without_locks_is_an_error_with_the_path(disk, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("strideweave.io.devices.fcntl.flock", refuse)
+    with pytest.raises(OSError, match="to be locked") as caught:
+        BlockDevice(disk, size=MIB)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOLCK, str(disk))
+    assert not disk.exists()

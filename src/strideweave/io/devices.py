@@ -202,6 +202,8 @@ def _claim_path(path: str, *, create: bool) -> tuple[int, bool]:
         os.close(number)
         if isinstance(error, BlockingIOError):
             raise _in_use(path) from None
+        if made:
+            os.unlink(path)  # noqa: PTH108  the name stays as given
         raise OSError(error.errno, f"{error.strerror}; it was to be locked", path) from error
     return number, made
 
