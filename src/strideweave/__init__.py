@@ -3,6 +3,9 @@
 from strideweave.autograd import is_grad_enabled, no_grad, set_grad_enabled
 from strideweave.carriers import (
     CPU,
+    BlockDevice,
+    BlockDeviceCarrier,
+    BlockDeviceStatistics,
     Carrier,
     DependentCarrier,
     Evictable,
@@ -96,6 +99,9 @@ __all__ = [
     "AwaitProjection",
     "AwaitResidency",
     "AwaitResult",
+    "BlockDevice",
+    "BlockDeviceCarrier",
+    "BlockDeviceStatistics",
     "Carrier",
     "DType",
     "DependentCarrier",

@@ -283,3 +283,16 @@ def test_reading_from_the_page_cache_stops_where_it_would_have_to_wait(file: Ope
 def test_a_short_file_is_an_error_from_the_page_cache_too(file: OpenFile) -> None:
     with pytest.raises(ShortFileError, match=r"20 bytes .*offset 4990, got 10"):
         read_cached_spans(spans_of(file, [(4990, 5010)]))
+
+
+def test_what_is_read_past_the_page_cache_is_not_looked_for_in_it(tmp_path):
+    path = tmp_path / "both.bin"
+    path.write_bytes(bytes(range(256)) * 32)
+    cached, direct = OpenFile.open(path), OpenFile.open(path, direct=True)
+    if not direct.is_direct:
+        pytest.skip(direct.direct_obstacle)
+    spans = [FileSpan(file, 0, np.zeros(100, np.uint8)) for file in (cached, direct, cached)]
+    assert read_cached_spans(spans) in (0, 1)  # 0 where the system has no such call
+    assert read_cached_spans(spans[1:]) == 0
+    assert direct.statistics().reads == 0
+    assert cached.statistics().reads <= 1

@@ -1,6 +1,8 @@
 """Carriers: one-dimensional storage of one dtype, in memory, in files, or composed of other carriers."""
 
 from strideweave.carriers.base import Carrier
+from strideweave.carriers.block_device import BlockDevice, BlockDeviceCarrier
+from strideweave.carriers.block_device_statistics import BlockDeviceStatistics
 from strideweave.carriers.cpu import CPU
 from strideweave.carriers.dependent import DependentCarrier
 from strideweave.carriers.evictable import Evictable
@@ -14,6 +16,9 @@ for _plain in (CPU, Evictable, FileBacked, Generic, Metal):
     _plain._seal()
 
 __all__ = [
+    "BlockDevice",
+    "BlockDeviceCarrier",
+    "BlockDeviceStatistics",
     "CPU",
     "Carrier",
     "DependentCarrier",

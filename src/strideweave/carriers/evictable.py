@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, final
 
 from strideweave.carriers.base import CarrierStatistics
+from strideweave.carriers.block_device import BlockDeviceCarrier
 from strideweave.carriers.cpu import CPU
 from strideweave.carriers.dependent import DependentCarrier, check_distinct, check_free, free_storages
 from strideweave.carriers.evictable_operations import EvictableOperation, on_primary
@@ -458,7 +459,7 @@ class Evictable(DependentCarrier):
         return self._promoted_primary()._gather_array(tensor)
 
 
-for _plain in (Generic, CPU, Metal, FileBacked):
+for _plain in (Generic, CPU, Metal, FileBacked, BlockDeviceCarrier):
     register_move_operation(Evictable, _plain, MoveThroughTiers)
     register_move_operation(_plain, Evictable, MoveThroughTiers)
 register_move_operation(Evictable, Evictable, MoveThroughTiers)

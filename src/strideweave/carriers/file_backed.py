@@ -6,27 +6,19 @@ import os
 import sys
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, final
+from typing import TYPE_CHECKING, ClassVar, NoReturn, final
 
-import numpy as np
-
-from strideweave.carriers.base import Carrier, CarrierStatistics
+from strideweave.carriers.base import CarrierStatistics
+from strideweave.carriers.file_slots import FileCarrier
 from strideweave.carriers.lifecycle import check_slot_count
-from strideweave.carriers.memory import slots_from
 from strideweave.dtype import DType
-from strideweave.io.engine import default_engine
 from strideweave.io.files import FileStatistics, OpenFile
-from strideweave.io.positioned import FileSpan, read_spans, write_spans
 from strideweave.io.spill import SpillDirectory
 from strideweave.layout.int_tuple import as_integer
-from strideweave.runtime.await_result import AwaitResult
 from strideweave.runtime.event_loop import current_runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Self
-
-    from numpy.typing import NDArray
 
 __all__ = ["FileBacked", "FileBackedStatistics"]
 
@@ -49,7 +41,7 @@ class FileBackedStatistics(CarrierStatistics):
 
 
 @final
-class FileBacked(Carrier):
+class FileBacked(FileCarrier):
     """Storage in a raw little-endian file; it is read and written at offsets and computes nothing.
 
     ``FileBacked()`` is empty and can be given storage once, as a destination or a secondary tier. Its file is
@@ -72,7 +64,6 @@ class FileBacked(Carrier):
     """
 
     _sparse: ClassVar[bool] = True
-    _slots_do_io: ClassVar[bool] = True
 
     def __init__(
         self, filename: str | None = None, *, mutable: bool = True, dtype: DType = DType.Float32
@@ -150,26 +141,6 @@ class FileBacked(Carrier):
         """Where the slots are; None for an empty carrier that has no file yet."""
         return None if self._opened is None else self._opened.path
 
-    def new_like(self, values: Iterable[Any], *, mutable: bool = True, dtype: DType | None = None) -> Self:
-        """Write ``values`` to a fresh spill file. Works after release too; not for the runtime's thread.
-
-        Raises:
-            TypeError: ``values`` is not an iterable of real numbers, or ``dtype`` no DType.
-            OverflowError: an integer does not fit the dtype.
-            ValueError: NaN was to become an integer.
-            OSError: the file could not be made or written, such as on a full disk; none is left then.
-        """
-        chosen = self._dtype if dtype is None else dtype
-        self.supports_storage_dtype(chosen)
-        slots = np.ascontiguousarray(slots_from(values, chosen))
-        carrier = self.allocate_like(len(slots), mutable=mutable, dtype=chosen)
-        try:
-            carrier._write_slots(slots)
-        except BaseException:  # whatever ended the write, nobody has the carrier that owns this file
-            carrier.release()
-            raise
-        return carrier
-
     def allocate_like(
         self, size: int, *, mutable: bool = True, dtype: DType | None = None, empty: bool = False
     ) -> Self:
@@ -198,30 +169,6 @@ class FileBacked(Carrier):
             occupied_bytes=0 if file is None or file.is_closed() else file.occupied(),
             file=FileStatistics() if file is None else file.statistics(),
         )
-
-    def _load_slot(self, i: int) -> bool | int | float:
-        slot = np.empty(1, self._dtype.numpy)
-        read_spans([self._span(i, slot)])
-        return self._dtype.to_python(slot[0])
-
-    def _store_slot(self, i: int, value: NDArray[Any]) -> None:
-        write_spans([self._span(i, value.reshape(1))])
-
-    def _read_slots(self, start: int, slots: int) -> NDArray[Any]:
-        values = np.empty(slots, self._dtype.numpy)
-        span = self._span(start, values)
-        self._scope.start(AwaitResult[None](), default_engine().read, [span]).wait()
-        return values
-
-    def _write_slots(self, values: NDArray[Any]) -> None:
-        """Write contiguous values of the dtype from slot 0 on; waits for I/O."""
-        if len(values):
-            span = self._span(0, values)
-            self._scope.start(AwaitResult[None](), default_engine().write, [span]).wait()
-
-    def _span(self, start: int, slots: NDArray[Any]) -> FileSpan:
-        file, base = self._file()
-        return FileSpan(file, base + start * self._dtype.itemsize, slots.view(np.uint8))
 
     def _file(self) -> tuple[OpenFile, int]:
         self._require_live()

@@ -1,18 +1,40 @@
-"""What an I/O engine is, and the one place that chooses one."""
+"""What an I/O engine is, and the one place that chooses one.
+
+Three engines ship: ``"uring"`` (Linux, where the kernel lets this process use io_uring), ``"threads"`` (everywhere)
+and ``"aiofiles"`` (the same through aiofiles). The environment variable ``STRIDEWEAVE_IO`` names one; one that was
+named and cannot run is an error, never another one silently.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from strideweave.io.aiofiles_engine import AiofilesEngine
 from strideweave.io.positioned import FileSpan, ShortFileError
 from strideweave.io.statistics import EngineStatistics
+from strideweave.io.thread_engine import ThreadEngine
+from strideweave.io.uring import why_unavailable
+from strideweave.io.uring_engine import UringEngine
 from strideweave.runtime.event_loop import current_runtime, process
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Engine", "EngineStatistics", "FileSpan", "ShortFileError", "default_engine", "statistics"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "EngineStatistics",
+    "FileSpan",
+    "ShortFileError",
+    "default_engine",
+    "make_engine",
+    "statistics",
+]
+
+VARIABLE = "STRIDEWEAVE_IO"
+"""The environment variable that names an engine; unset or empty leaves the choice to the library."""
 
 
 class Engine(Protocol):
@@ -52,17 +74,74 @@ class Engine(Protocol):
     def statistics(self) -> EngineStatistics:
         """Return what was done and what is under way."""
 
+    def close(self) -> None:
+        """Take no more batches and let go of threads and descriptors; idempotent."""
 
-def default_engine() -> Engine:
-    """Return the runtime's engine, made at the first call.
+
+ENGINES: Mapping[str, Callable[[], Engine]] = {
+    "uring": UringEngine,
+    "threads": ThreadEngine,
+    "aiofiles": AiofilesEngine,
+}
+"""What makes each engine, by its name."""
+
+
+class _Chosen(NamedTuple):
+    """The runtime's engine and why it is this one."""
+
+    engine: Engine
+    reason: str
+
+    def close(self) -> None:
+        """Close the engine with the runtime."""
+        self.engine.close()
+
+
+def make_engine(name: str) -> Engine:
+    """Make the engine of that name, or say why it cannot run here.
+
+    Args:
+        name: ``"uring"``, ``"threads"`` or ``"aiofiles"``.
 
     Raises:
-        RuntimeError: the runtime has ended or could not start.
+        ValueError: there is no engine of that name.
+        RuntimeError: it cannot run in this process; the message says why.
     """
-    return current_runtime().service(AiofilesEngine)
+    factory = ENGINES.get(name)
+    if factory is None:
+        raise ValueError(f"{VARIABLE} and its like name one of {', '.join(ENGINES)}; found {name!r}")
+    obstacle = why_unavailable() if factory is UringEngine else None
+    if obstacle is not None:
+        raise RuntimeError(f"the I/O engine {name!r} was asked for and cannot run here: {obstacle}")
+    return factory()
+
+
+def _choose() -> _Chosen:
+    asked = os.environ.get(VARIABLE, "")
+    if asked:
+        return _Chosen(make_engine(asked), f"{VARIABLE}={asked}")
+    obstacle = why_unavailable()
+    if obstacle is not None:
+        return _Chosen(ThreadEngine(), obstacle)
+    try:
+        return _Chosen(UringEngine(), "io_uring works in this process")
+    except OSError as error:  # a limit that was reached since the trial
+        return _Chosen(ThreadEngine(), f"a ring could not be made: {error}")
+
+
+def default_engine() -> Engine:
+    """Return the runtime's engine, chosen and made at the first call.
+
+    Raises:
+        ValueError: ``STRIDEWEAVE_IO`` names no engine.
+        RuntimeError: it names one that cannot run here, or the runtime has ended or could not start.
+    """
+    return current_runtime().service(_choose).engine
 
 
 def statistics() -> EngineStatistics:
-    """Return what the engine of this process has done; starts nothing."""
-    engine = None if process.runtime is None else process.runtime.find_service(AiofilesEngine)
-    return EngineStatistics() if engine is None else engine.statistics()
+    """Return what the engine of this process has done, which it is and why; starts nothing."""
+    chosen = None if process.runtime is None else process.runtime.find_service(_choose)
+    if chosen is None:
+        return EngineStatistics()
+    return replace(chosen.engine.statistics(), engine=chosen.engine.name, reason=chosen.reason)

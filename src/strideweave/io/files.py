@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Self
 
-__all__ = ["FileStatistics", "OpenFile"]
+__all__ = ["ALIGNMENT", "FileStatistics", "OpenFile"]
+
+ALIGNMENT = 4096
+"""Bytes: what reads and writes past the page cache begin with a multiple of, in the file and in memory, and move a
+multiple of. Some devices take less; none that is known wants more."""
 
 # <linux/falloc.h>: free the range and leave the size of the file as it is.
 _KEEP_SIZE = 0x01
@@ -48,20 +52,27 @@ _FALLOCATE = _find_fallocate()
 
 
 class _Descriptor:
-    """One file descriptor, closed when the last user lets go of it.
+    """The descriptors of one file, closed when the last user lets go of them.
 
     A system call under way holds a reference, so closing the file meanwhile cannot hand its number to a file
     opened by somebody else.
+
+    Attributes:
+        number: the descriptor.
+        direct: the one that goes past the page cache, or -1.
     """
 
-    __slots__ = ("number",)
+    __slots__ = ("direct", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.direct = -1
 
     def __del__(self, _close: Callable[[int], None] = os.close) -> None:
-        with suppress(OSError):  # what a late close could report belongs to nobody any more
-            _close(self.number)
+        for number in (self.number, self.direct):
+            if number >= 0:
+                with suppress(OSError):  # what a late close could report belongs to nobody any more
+                    _close(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +101,15 @@ class OpenFile:
 
     Made by :meth:`open` (a file that exists and stays) or :meth:`create` (a new one, private to the process).
     Closing is idempotent and also happens when the object dies. A forked child shares an open file; one that
-    its parent created it may read, and leaves it as it is: writing raises, freeing and removing do nothing.
+    its parent created, or opened as private, it may read, and leaves it as it is: writing raises, freeing and
+    removing do nothing.
 
     Attributes:
         path: where the file was opened.
         writable: whether it was opened for writing.
+        direct_obstacle: why nothing goes past the page cache; None where what is aligned does.
+        queue_depth: operations of one batch that an io_uring may have under way on it; None leaves that to the
+            engine.
     """
 
     def __init__(self, path: str, number: int, *, writable: bool, creator: int | None = None) -> None:
@@ -103,15 +118,28 @@ class OpenFile:
         self._creator = creator  # the process that may change the file, where that is one alone
         self._descriptor: _Descriptor | None = _Descriptor(number)
         self._counts: dict[int, list[int]] = {}
+        self.direct_obstacle: str | None = "it was not asked for"
+        self.queue_depth: int | None = None
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, writable: bool = False, any_kind: bool = False) -> Self:
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        writable: bool = False,
+        any_kind: bool = False,
+        direct: bool = False,
+        private: bool = False,
+    ) -> Self:
         """Open an existing file.
 
         Args:
             path: where it is.
             writable: open for reading and writing instead of reading only.
             any_kind: also accept what is not a regular file, such as a device.
+            direct: read and write past the page cache (``O_DIRECT``) what is aligned to ``ALIGNMENT``. Where the
+                system refuses that, ``direct_obstacle`` says so and everything goes through the cache.
+            private: no forked child may change the file through this object, as for one that was created.
 
         Raises:
             TypeError: ``path`` is neither ``str`` nor ``os.PathLike[str]``.
@@ -126,10 +154,32 @@ class OpenFile:
             _require_regular(name, os.stat(name).st_mode)  # noqa: PTH116  one call, and the name stays as given
         # Non-blocking: should a FIFO have taken the place meanwhile, opening it must not wait for its writer.
         flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK
-        file = cls(name, os.open(name, flags), writable=writable)
+        file = cls(name, os.open(name, flags), writable=writable, creator=os.getpid() if private else None)
         if not any_kind:
             _require_regular(name, os.fstat(file.fd).st_mode)
+        if direct:
+            file.direct_obstacle = file._open_direct(flags)
         return file
+
+    def _open_direct(self, flags: int) -> str | None:
+        """Open a second descriptor that goes past the page cache, or say why there is none."""
+        held = self.descriptor()
+        if not hasattr(os, "O_DIRECT"):
+            return f"{sys.platform} has no O_DIRECT"
+        try:
+            number = os.open(self.path, flags | os.O_DIRECT)
+        except OSError as error:
+            return f"opening it with O_DIRECT failed: {error.strerror}"
+        if not os.path.sameopenfile(number, held.number):
+            os.close(number)
+            return "the path leads to another file by now"
+        held.direct = number
+        return None
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether what is aligned goes past the page cache."""
+        return self.direct_obstacle is None
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], *, size: int = 0) -> Self:

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
+
+from strideweave.io.files import ALIGNMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator
 
     import numpy as np
     from numpy.typing import NDArray
@@ -27,6 +31,8 @@ __all__ = [
     "MAX_BUFFERS",
     "MAX_CALL_BYTES",
     "ShortFileError",
+    "SpanBatch",
+    "SpanBlock",
     "read_cached_spans",
     "read_spans",
     "write_spans",
@@ -53,6 +59,65 @@ class FileSpan(NamedTuple):
     file: OpenFile
     offset: int
     buffer: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpanBlock:
+    """Many spans of one length between one file and one memory, as arrays instead of objects.
+
+    Attributes:
+        file: the open file.
+        offsets: first byte of each span in the file.
+        memory: contiguous one-dimensional bytes.
+        starts: first byte of each span in the memory.
+        nbytes: bytes of every span.
+    """
+
+    file: OpenFile
+    offsets: NDArray[np.int64]
+    memory: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    nbytes: int
+
+
+class SpanBatch(Sequence[FileSpan]):
+    """A batch of spans in blocks, for engines that take them as they are; to others a sequence like any.
+
+    Args:
+        blocks: the blocks, in order.
+    """
+
+    def __init__(self, blocks: Sequence[SpanBlock]) -> None:
+        self.blocks = blocks
+        self._count = sum([len(block.offsets) for block in blocks])
+
+    @property
+    def total(self) -> int:
+        """Bytes of all spans."""
+        return sum([len(block.offsets) * block.nbytes for block in self.blocks])
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> FileSpan: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[FileSpan]: ...
+
+    def __getitem__(self, index: int | slice) -> FileSpan | list[FileSpan]:
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[FileSpan]:
+        for file, offsets, memory, starts, nbytes in map(_fields, self.blocks):
+            for offset, start in zip(offsets.tolist(), starts.tolist(), strict=True):
+                yield FileSpan(file, offset, memory[start : start + nbytes])
+
+
+def _fields(
+    block: SpanBlock,
+) -> tuple[OpenFile, NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64], int]:
+    return block.file, block.offsets, block.memory, block.starts, block.nbytes
 
 
 class ShortFileError(EOFError):
@@ -104,7 +169,7 @@ def read_cached_spans(spans: Sequence[FileSpan], preadv: SystemCall = _preadv_ca
     """Fill the buffers of spans in order for as long as that needs no waiting for a device.
 
     What is in the page cache is copied; at the first span of which something is not, or where the file system
-    cannot tell, this stops.
+    cannot tell, this stops, and at one of a file that is to be read past the page cache.
 
     Args:
         spans: what to read.
@@ -162,11 +227,13 @@ def _run(spans: Sequence[FileSpan], call: SystemCall, *, writing: bool, cached: 
             if mover is None or mover.file is not file:
                 if mover is not None:
                     mover.count()
+                    mover = None  # should the next file be refused, this one was counted
                 mover = _FileMover(file, call, writing=writing, cached=cached)
             # The usual case, one call that moves everything, without another function: it is most of the cost.
             wanted = end - offset
+            number = mover.number if mover.direct < 0 else mover.number_for(buffers, offset, wanted)
             try:
-                got = call(mover.number, buffers, offset) if 0 < wanted <= most_bytes else 0
+                got = call(number, buffers, offset) if 0 < wanted <= most_bytes else 0
             except OSError:
                 got = 0  # `finish` makes the call again and says what is wrong
             if got:
@@ -185,18 +252,27 @@ def _run(spans: Sequence[FileSpan], call: SystemCall, *, writing: bool, cached: 
 class _FileMover:
     """Moves runs of bytes between one file and memory, wholly or with an error, and counts what it did."""
 
-    __slots__ = ("_cached", "_call", "_held", "_writing", "calls", "file", "moved", "number")
+    __slots__ = ("_cached", "_call", "_held", "_writing", "calls", "direct", "file", "moved", "number")
 
     def __init__(self, file: OpenFile, call: SystemCall, *, writing: bool, cached: bool) -> None:
         if writing:
             file.require_writable()
+        if cached and file.is_direct:
+            raise _WouldWaitError  # even the attempt would read ahead into the page cache
         self.file = file
         self._held = file.descriptor()  # keeps the descriptor's number ours until the last call is over
         self.number = self._held.number
+        self.direct = -1 if cached else self._held.direct
         self._call = call
         self._writing = writing
         self._cached = cached
         self.calls = self.moved = 0
+
+    def number_for(self, buffers: list[NDArray[np.uint8]], offset: int, wanted: int) -> int:
+        """The descriptor for one call: that past the page cache where everything is aligned."""
+        places = [buffer.__array_interface__["data"][0] | buffer.nbytes for buffer in buffers]
+        aligned = not (offset | wanted) % ALIGNMENT and not any(place % ALIGNMENT for place in places)
+        return self.direct if aligned else self.number
 
     def finish(self, buffers: list[NDArray[np.uint8]], offset: int, wanted: int, done: int) -> None:
         """Move what is left of the ``wanted`` bytes that ``buffers`` hold, the first ``done`` being moved."""
@@ -204,7 +280,9 @@ class _FileMover:
         while done < wanted:
             batch = buffers if wanted - done <= MAX_CALL_BYTES else _front(buffers, MAX_CALL_BYTES)
             try:
-                got = self._call(self.number, batch, offset + done)
+                # The rest of a call that moved less than asked may be aligned no longer.
+                number = self.number if self.direct < 0 else self.number_for(batch, offset + done, ALIGNMENT)
+                got = self._call(number, batch, offset + done)
             except InterruptedError:
                 continue
             except OSError as error:

@@ -21,7 +21,7 @@ AHEAD_BYTES = 4 << 20
 
 
 def _advise(span: FileSpan) -> None:
-    if not hasattr(os, "posix_fadvise"):
+    if not hasattr(os, "posix_fadvise") or span.file.is_direct:  # the page cache is of no use to the latter
         return
     with suppress(OSError):  # advice is worth nothing on some files, and an error there is none of the read
         os.posix_fadvise(span.file.fd, span.offset, span.buffer.nbytes, os.POSIX_FADV_WILLNEED)

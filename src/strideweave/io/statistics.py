@@ -18,6 +18,8 @@ class EngineStatistics:
         bytes_written: bytes of the writes that ended well.
         bytes_in_flight: bytes of the calls that have not ended.
         errors: calls that failed.
+        engine: the name of the engine, in the record of a process; empty before one was chosen.
+        reason: why it is this one.
     """
 
     batches: int = 0
@@ -26,6 +28,8 @@ class EngineStatistics:
     bytes_written: int = 0
     bytes_in_flight: int = 0
     errors: int = 0
+    engine: str = ""
+    reason: str = ""
 
 
 class EngineTally:

@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strideweave.carriers.move.planning import Transfer, checked_runs, cut_runs
+from strideweave.carriers.move.planning import (
+    Transfer,
+    TransferBatch,
+    TransferBlock,
+    checked_blocks,
+    checked_runs,
+    cut_runs,
+)
 from strideweave.errors import ImmutableError
 from strideweave.io.buffers import aligned_array
 from strideweave.io.engine import default_engine
-from strideweave.io.positioned import FileSpan
+from strideweave.io.positioned import FileSpan, SpanBatch, SpanBlock
 from strideweave.runtime.workers import INLINE_BYTES, run_jobs, worker_count
 
 if TYPE_CHECKING:
@@ -102,6 +109,11 @@ class MemoryToFile(MoveOperation):
 
     async def transfer(self, transfers: Sequence[Transfer]) -> None:
         """Copy all spans; see :meth:`MoveOperation.transfer`."""
+        if isinstance(transfers, TransferBatch):
+            blocks = checked_blocks(transfers)
+            memory, files = _memory(block.source for block in blocks), _writable_files(blocks)
+            await default_engine().write(_span_batch(blocks, files, memory, reading=False))
+            return
         runs = checked_runs(transfers)
         memory, files = _memory(run.source for run in runs), _writable_files(runs)
         await default_engine().write(_spans(runs, files, memory, reading=False))
@@ -112,6 +124,11 @@ class FileToMemory(MoveOperation):
 
     async def transfer(self, transfers: Sequence[Transfer]) -> None:
         """Copy all spans; see :meth:`MoveOperation.transfer`."""
+        if isinstance(transfers, TransferBatch):
+            blocks = checked_blocks(transfers)
+            files, memory = _files(block.source for block in blocks), _writable_memory(blocks)
+            await default_engine().read(_span_batch(blocks, files, memory, reading=True))
+            return
         runs = checked_runs(transfers)
         files, memory = _files(run.source for run in runs), _writable_memory(runs)
         await default_engine().read(_spans(runs, files, memory, reading=True))
@@ -177,7 +194,7 @@ def _memory(carriers: Iterable[Carrier]) -> dict[Carrier, NDArray[np.uint8]]:
     return {carrier: carrier._bytes() for carrier in set(carriers)}
 
 
-def _writable_memory(runs: Sequence[Transfer]) -> dict[Carrier, NDArray[np.uint8]]:
+def _writable_memory(runs: Sequence[Transfer | TransferBlock]) -> dict[Carrier, NDArray[np.uint8]]:
     memory = _memory(run.destination for run in runs)
     for carrier, slots in memory.items():
         if not slots.flags.writeable:
@@ -205,7 +222,7 @@ def _files(carriers: Iterable[Carrier]) -> dict[Carrier, tuple[OpenFile, int]]:
     return {carrier: carrier._file() for carrier in set(carriers)}
 
 
-def _writable_files(runs: Sequence[Transfer]) -> dict[Carrier, tuple[OpenFile, int]]:
+def _writable_files(runs: Sequence[Transfer | TransferBlock]) -> dict[Carrier, tuple[OpenFile, int]]:
     files = _files(run.destination for run in runs)
     for file, _ in files.values():
         file.require_writable()
@@ -245,6 +262,26 @@ def _spans(
         part = bytes_[in_memory * width : (in_memory + slots) * width]
         spans.append(FileSpan(file, base + in_file * width, part))
     return spans
+
+
+def _span_batch(
+    blocks: Sequence[TransferBlock],
+    files: dict[Carrier, tuple[OpenFile, int]],
+    memory: dict[Carrier, NDArray[np.uint8]],
+    *,
+    reading: bool,
+) -> SpanBatch:
+    """As ``_spans``, for blocks."""
+    batch = []
+    for block in blocks:
+        width = block.source.dtype().itemsize
+        ends = (block.source, block.source_starts), (block.destination, block.destination_starts)
+        (there, in_file), (here, in_memory) = ends if reading else reversed(ends)
+        file, base = files[there]
+        batch.append(
+            SpanBlock(file, base + in_file * width, memory[here], in_memory * width, block.slots * width)
+        )
+    return SpanBatch(batch)
 
 
 def _bytes_of(runs: Sequence[Transfer]) -> int:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 from strideweave.carriers.base import Carrier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-__all__ = ["Transfer", "checked_runs", "cut_runs"]
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Transfer", "TransferBatch", "TransferBlock", "checked_blocks", "checked_runs", "cut_runs"]
 
 
 class Transfer(NamedTuple):
@@ -29,6 +34,76 @@ class Transfer(NamedTuple):
     destination: Carrier
     destination_start: int
     slots: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TransferBlock:
+    """Many transfers of one length between two carriers, as arrays instead of objects.
+
+    Attributes:
+        source: carrier that is read.
+        source_starts: first slot of each transfer there.
+        destination: carrier that is written.
+        destination_starts: first slot of each transfer there.
+        slots: slots of every transfer.
+    """
+
+    source: Carrier
+    source_starts: NDArray[np.int64]
+    destination: Carrier
+    destination_starts: NDArray[np.int64]
+    slots: int
+
+
+class TransferBatch(Sequence[Transfer]):
+    """A batch in blocks, for operations that take them as they are; to others a sequence like any.
+
+    Args:
+        blocks: the blocks, in order.
+    """
+
+    def __init__(self, blocks: Sequence[TransferBlock]) -> None:
+        self.blocks = blocks
+        self._count = sum([len(block.source_starts) for block in blocks])
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Transfer: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Transfer]: ...
+
+    def __getitem__(self, index: int | slice) -> Transfer | list[Transfer]:
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[Transfer]:
+        for block in self.blocks:
+            source, destination, slots = block.source, block.destination, block.slots
+            starts = zip(block.source_starts.tolist(), block.destination_starts.tolist(), strict=True)
+            for start, at in starts:
+                yield Transfer(source, start, destination, at, slots)
+
+
+def checked_blocks(batch: TransferBatch) -> Sequence[TransferBlock]:
+    """Check every transfer of a batch in blocks, none of which stays within one carrier.
+
+    Raises:
+        TypeError, ReleasedError, ValueError: as ``checked_runs``.
+    """
+    for block in batch.blocks:
+        _check_pair(block.source, block.destination)
+        if block.slots < 0 or not (
+            _lie_within(block.source_starts, block.source.size() - block.slots)
+            and _lie_within(block.destination_starts, block.destination.size() - block.slots)
+        ):
+            checked_runs(list(TransferBatch([block])))  # finds the one that does not, and says so
+    return batch.blocks
+
+
+def _lie_within(starts: NDArray[np.int64], last: int) -> bool:
+    return not len(starts) or bool(starts.min() >= 0 and starts.max() <= last)
 
 
 def checked_runs(transfers: Sequence[Transfer]) -> list[Transfer]:

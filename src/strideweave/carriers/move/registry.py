@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from strideweave.carriers.base import Carrier
+from strideweave.carriers.block_device import BlockDeviceCarrier
 from strideweave.carriers.cpu import CPU
 from strideweave.carriers.file_backed import FileBacked
 from strideweave.carriers.generic import Generic
@@ -55,6 +56,16 @@ _operations: dict[tuple[type[Carrier], type[Carrier]], type[MoveOperation]] = {
     (Generic, Metal): MemoryToMemory,
     (CPU, Metal): MemoryToMemory,
     (FileBacked, Metal): FileToMemory,
+    # An extent of a device is a file like any other: it has a descriptor and an offset.
+    (BlockDeviceCarrier, Generic): FileToMemory,
+    (BlockDeviceCarrier, CPU): FileToMemory,
+    (BlockDeviceCarrier, Metal): FileToMemory,
+    (BlockDeviceCarrier, FileBacked): FileToFile,
+    (BlockDeviceCarrier, BlockDeviceCarrier): FileToFile,
+    (Generic, BlockDeviceCarrier): MemoryToFile,
+    (CPU, BlockDeviceCarrier): MemoryToFile,
+    (Metal, BlockDeviceCarrier): MemoryToFile,
+    (FileBacked, BlockDeviceCarrier): FileToFile,
 }
 
 

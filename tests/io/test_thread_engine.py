@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strideweave.io import aiofiles_engine
-from strideweave.io.aiofiles_engine import AiofilesEngine
+from strideweave.io import thread_engine
 from strideweave.io.engine import EngineStatistics
 from strideweave.io.files import OpenFile
-from strideweave.io.positioned import FileSpan, ShortFileError, read_spans
+from strideweave.io.positioned import FileSpan, read_spans
+from strideweave.io.thread_engine import ThreadEngine
 from strideweave.runtime.thread_role import waiting_is_forbidden
 from strideweave.runtime.workers import worker_count
 
@@ -32,8 +32,8 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> OpenFile:
 
 
 @pytest.fixture
-def engine() -> Iterator[AiofilesEngine]:
-    engine = AiofilesEngine()
+def engine() -> Iterator[ThreadEngine]:
+    engine = ThreadEngine()
     yield engine
     engine.close()
 
@@ -62,59 +62,19 @@ class Gate:
         self.real(spans)
 
 
-@pytest.mark.parametrize(
-    ("order", "nbytes"),
-    [
-        ([0], 10),
-        ([5, 1, 3], 4096),
-        (list(range(512)), 16384),
-        (list(range(511, -1, -1)), 16384),
-        ([1, 0], 4 * MIB),
-        (list(range(2048)), 512),
-    ],
-)
-def test_a_batch_of_reads_fills_every_buffer(
-    big: OpenFile, engine: AiofilesEngine, order: list[int], nbytes: int
-) -> None:
-    spans = tiles_of(big, order, nbytes)
-    asyncio.run(engine.read(spans))
-    for k, span in zip(order, spans, strict=True):
-        assert np.array_equal(span.buffer, CONTENT[k * nbytes : (k + 1) * nbytes])
-    assert engine.statistics() == EngineStatistics(1, len(order), nbytes * len(order), 0, 0, 0)
-
-
-def test_a_batch_of_writes_lands_in_several_files(tmp_path: Path, engine: AiofilesEngine) -> None:
-    files = [OpenFile.create(tmp_path / name) for name in "ab"]
-    starts = range(0, 8 * MIB, MIB)
-    spans = [FileSpan(files[k % 2], start, CONTENT[start : start + MIB]) for k, start in enumerate(starts)]
-    asyncio.run(engine.write(spans))
-    for parity, file in enumerate(files):
-        back = np.fromfile(file.path, np.uint8)
-        for k, start in enumerate(starts):
-            if k % 2 == parity:
-                assert np.array_equal(back[start : start + MIB], CONTENT[start : start + MIB])
-    assert engine.statistics() == EngineStatistics(1, 8, 0, 8 * MIB, 0, 0)
-
-
-def test_an_empty_batch_does_nothing(big: OpenFile, engine: AiofilesEngine) -> None:
-    asyncio.run(engine.read([]))
-    asyncio.run(engine.write(spans_of(big, [(0, 0)])))
-    assert engine.statistics() == EngineStatistics()
-
-
 @settings(max_examples=100, deadline=None)
 @given(sizes=st.lists(st.integers(1, 70_000), min_size=1, max_size=50), workers=st.integers(1, 4))
 def test_pieces_hold_every_byte_once_in_order(sizes: list[int], workers: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(aiofiles_engine, "SMALLEST_PIECE", 4096)
-        patch.setattr(aiofiles_engine, "LARGEST_PIECE", 16384)
-        patch.setattr(aiofiles_engine, "SMALLEST_SHARED_SPAN", 64)
+        patch.setattr(thread_engine, "SMALLEST_PIECE", 4096)
+        patch.setattr(thread_engine, "LARGEST_PIECE", 16384)
+        patch.setattr(thread_engine, "SMALLEST_SHARED_SPAN", 64)
         memory = np.zeros(sum(sizes), np.uint8)
         spans, start = [], 0
         for size in sizes:
             spans.append(FileSpan(None, start, memory[start : start + size]))  # type: ignore[arg-type]
             start += size
-        pieces = aiofiles_engine._pieces(spans, start, workers)
+        pieces = thread_engine._pieces(spans, start, workers)
     at = 0
     for span in (span for piece in pieces for span in piece):
         assert span.offset == at
@@ -128,7 +88,7 @@ def test_pieces_hold_every_byte_once_in_order(sizes: list[int], workers: int) ->
 
 
 @pytest.fixture
-def submitted(engine: AiofilesEngine, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+def submitted(engine: ThreadEngine, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What the engine hands to its worker threads."""
     calls: list[object] = []
     real = engine._pool.submit
@@ -142,7 +102,7 @@ def submitted(engine: AiofilesEngine, monkeypatch: pytest.MonkeyPatch) -> list[o
 
 
 def test_a_batch_makes_at_most_one_hop_per_worker(
-    big: OpenFile, engine: AiofilesEngine, submitted: list[object]
+    big: OpenFile, engine: ThreadEngine, submitted: list[object]
 ) -> None:
     asyncio.run(engine.read(tiles_of(big, list(range(128)), 65536)))
     assert len(submitted) == worker_count()
@@ -150,14 +110,14 @@ def test_a_batch_makes_at_most_one_hop_per_worker(
 
 @pytest.mark.parametrize(("count", "nbytes"), [(20, 65536), (512, 16384), (2048, 1024)])
 def test_batches_that_are_small_or_of_small_spans_take_one_worker(
-    big: OpenFile, engine: AiofilesEngine, submitted: list[object], count: int, nbytes: int
+    big: OpenFile, engine: ThreadEngine, submitted: list[object], count: int, nbytes: int
 ) -> None:
     asyncio.run(engine.read(tiles_of(big, list(range(count)), nbytes)))
     assert len(submitted) == 1
 
 
 def test_a_small_batch_in_the_page_cache_is_read_without_a_worker(
-    big: OpenFile, engine: AiofilesEngine, submitted: list[object]
+    big: OpenFile, engine: ThreadEngine, submitted: list[object]
 ) -> None:
     spans = tiles_of(big, [3, 1, 2], 16384)
     asyncio.run(engine.read(spans))
@@ -169,9 +129,9 @@ def test_a_small_batch_in_the_page_cache_is_read_without_a_worker(
 
 
 def test_what_is_not_in_the_page_cache_is_left_to_a_worker(
-    big: OpenFile, engine: AiofilesEngine, submitted: list[object], monkeypatch: pytest.MonkeyPatch
+    big: OpenFile, engine: ThreadEngine, submitted: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aiofiles_engine, "read_cached_spans", lambda spans: (read_spans(spans[:2]), 2)[1])
+    monkeypatch.setattr(thread_engine, "read_cached_spans", lambda spans: (read_spans(spans[:2]), 2)[1])
     spans = tiles_of(big, [3, 1, 2], 16384)
     before = big.statistics()
     asyncio.run(engine.read(spans))
@@ -182,27 +142,27 @@ def test_what_is_not_in_the_page_cache_is_left_to_a_worker(
 
 
 def test_writes_are_never_made_by_the_loop(
-    tmp_path: Path, engine: AiofilesEngine, submitted: list[object]
+    tmp_path: Path, engine: ThreadEngine, submitted: list[object]
 ) -> None:
     asyncio.run(engine.write([FileSpan(OpenFile.create(tmp_path / "new"), 0, CONTENT[:10])]))
     assert len(submitted) == 1
 
 
 def test_workers_refuse_to_wait_for_a_handle(
-    big: OpenFile, engine: AiofilesEngine, monkeypatch: pytest.MonkeyPatch
+    big: OpenFile, engine: ThreadEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    monkeypatch.setattr(aiofiles_engine, "read_spans_ahead", lambda _: seen.append(waiting_is_forbidden()))
+    monkeypatch.setattr(thread_engine, "read_spans_ahead", lambda _: seen.append(waiting_is_forbidden()))
     asyncio.run(engine.read(spans_of(big, [(0, MIB)])))
     assert seen == [True]
 
 
 @pytest.mark.parametrize("how", ["task.cancel", "anyio scope"])
 def test_a_cancelled_batch_returns_only_when_no_thread_touches_its_buffers(
-    big: OpenFile, engine: AiofilesEngine, monkeypatch: pytest.MonkeyPatch, how: str
+    big: OpenFile, engine: ThreadEngine, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    gate = Gate(aiofiles_engine.read_spans_ahead)
-    monkeypatch.setattr(aiofiles_engine, "read_spans_ahead", gate)
+    gate = Gate(thread_engine.read_spans_ahead)
+    monkeypatch.setattr(thread_engine, "read_spans_ahead", gate)
     spans = tiles_of(big, list(range(512)), 16384)
 
     async def reading() -> None:
@@ -213,7 +173,7 @@ def test_a_cancelled_batch_returns_only_when_no_thread_touches_its_buffers(
             task = asyncio.ensure_future(reading())
             cancel = task.cancel
         else:
-            scope = aiofiles_engine.anyio.CancelScope()
+            scope = thread_engine.anyio.CancelScope()
 
             async def scoped() -> None:
                 with scope:
@@ -238,10 +198,10 @@ def test_a_cancelled_batch_returns_only_when_no_thread_touches_its_buffers(
 
 
 def test_buffers_live_until_the_read_is_over(
-    big: OpenFile, engine: AiofilesEngine, monkeypatch: pytest.MonkeyPatch
+    big: OpenFile, engine: ThreadEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate(aiofiles_engine.read_spans_ahead)
-    monkeypatch.setattr(aiofiles_engine, "read_spans_ahead", gate)
+    gate = Gate(thread_engine.read_spans_ahead)
+    monkeypatch.setattr(thread_engine, "read_spans_ahead", gate)
     sums: list[int] = []
 
     async def main() -> None:
@@ -258,23 +218,8 @@ def test_buffers_live_until_the_read_is_over(
     assert sums == [int(CONTENT[:MIB].sum())]
 
 
-def test_the_first_error_of_a_batch_is_raised_bare_with_a_note_on_the_others(
-    tmp_path: Path, engine: AiofilesEngine
-) -> None:
-    file = OpenFile.create(tmp_path / "short", size=3 * MIB)
-    with pytest.raises(ShortFileError) as caught:
-        asyncio.run(engine.read(tiles_of(file, list(range(8)), MIB)))
-    assert caught.value.path == file.path
-    assert caught.value.offset >= 3 * MIB
-    notes = getattr(caught.value, "__notes__", [])
-    assert len(notes) <= worker_count() - 1
-    assert all("ShortFileError" in note for note in notes)
-    statistics = engine.statistics()
-    assert (statistics.errors, statistics.bytes_read, statistics.bytes_in_flight) == (1, 0, 0)
-
-
 def test_after_an_error_the_remaining_pieces_are_skipped(
-    big: OpenFile, engine: AiofilesEngine, monkeypatch: pytest.MonkeyPatch
+    big: OpenFile, engine: ThreadEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = []
 
@@ -282,44 +227,7 @@ def test_after_an_error_the_remaining_pieces_are_skipped(
         taken.append(piece)
         raise OSError(5, "Input/output error", big.path)
 
-    monkeypatch.setattr(aiofiles_engine, "read_spans_ahead", failing)
+    monkeypatch.setattr(thread_engine, "read_spans_ahead", failing)
     with pytest.raises(OSError, match="Input/output error"):
         asyncio.run(engine.read(tiles_of(big, list(range(8)), MIB)))
     assert 1 <= len(taken) <= worker_count()
-
-
-def test_a_failed_engine_goes_on_working(big: OpenFile, tmp_path: Path, engine: AiofilesEngine) -> None:
-    short = OpenFile.create(tmp_path / "short", size=1)
-    with pytest.raises(ShortFileError):
-        asyncio.run(engine.read(spans_of(short, [(0, 2)])))
-    spans = spans_of(big, [(3, 9)])
-    asyncio.run(engine.read(spans))
-    assert np.array_equal(spans[0].buffer, CONTENT[3:9])
-
-
-def test_a_full_disk_reaches_the_awaiting_task_with_its_path(engine: AiofilesEngine) -> None:
-    file = OpenFile.open("/dev/full", writable=True, any_kind=True)
-    with pytest.raises(OSError, match="No space left") as caught:
-        asyncio.run(engine.write([FileSpan(file, 0, CONTENT[:4096])]))
-    assert caught.value.filename == "/dev/full"
-    assert engine.statistics().errors == 1
-
-
-def test_concurrent_batches_do_not_mix(big: OpenFile, engine: AiofilesEngine) -> None:
-    batches = [tiles_of(big, [k, k + 64, k + 128], 16384) for k in range(64)]
-
-    async def main() -> None:
-        await asyncio.gather(*(engine.read(batch) for batch in batches))
-
-    asyncio.run(main())
-    for batch in batches:
-        for span in batch:
-            assert np.array_equal(span.buffer, CONTENT[span.offset : span.offset + 16384])
-    assert engine.statistics() == EngineStatistics(64, 192, 192 * 16384, 0, 0, 0)
-
-
-def test_a_closed_engine_refuses_batches(big: OpenFile, engine: AiofilesEngine) -> None:
-    engine.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        asyncio.run(engine.read(tiles_of(big, list(range(512)), 16384)))
-    assert engine.statistics().bytes_in_flight == 0

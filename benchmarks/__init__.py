@@ -1,0 +1,1 @@
+"""StrideWeave beside its peers on one machine: ``python -m benchmarks --help``."""
