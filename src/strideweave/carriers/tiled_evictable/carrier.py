@@ -565,6 +565,10 @@ class TiledEvictable(DependentCarrier):
     def _begin_move(self, other: type[Carrier], *, reads: bool) -> None:
         self._moving = begin_move(self, other, reads=reads)
 
+    async def _undo_move(self) -> None:
+        if self._moving is not None:
+            await self._moving.undo(self._traffic)
+
     def _finish_move(self) -> None:
         moving, self._moving = self._moving, None
         if moving is not None:
