@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strideweave.carriers.tiled_evictable.admission import finish
-from strideweave.carriers.tiled_evictable.budget import Need, make_room
 from strideweave.carriers.tiled_evictable.eviction import Eviction
 from strideweave.carriers.tiled_evictable.passages import joined
+from strideweave.carriers.tiled_evictable.room import Need, make_room
 from strideweave.carriers.tiled_evictable.streaming import Streaming
 from strideweave.tiles.coordinates import NO_ORDINALS
 
