@@ -12,8 +12,8 @@ from strideweave.carriers.cpu import CPU
 from strideweave.carriers.file_backed import FileBacked
 from strideweave.carriers.move.operations import Transfer
 from strideweave.carriers.move.registry import dispatch_move
-from strideweave.carriers.tiled_evictable.budget import check_memory_limit
 from strideweave.carriers.tiled_evictable.carrier import TiledEvictable, bind_policy
+from strideweave.carriers.tiled_evictable.memory_limit import check_memory_limit
 from strideweave.dtype import DType
 from strideweave.layout import Layout
 from strideweave.runtime.await_result import AwaitResult

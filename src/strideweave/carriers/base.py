@@ -345,6 +345,9 @@ class Carrier(CarrierLifecycle):
         follows in any case, which must not raise or block.
         """
 
+    async def _undo_move(self) -> None:
+        """The move of all slots off this carrier failed: put back what it changed besides; it must not raise."""
+
     def _finish_move(self) -> None:
         """The move is over, whatever became of it; does nothing where none had begun."""
 

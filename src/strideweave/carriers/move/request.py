@@ -155,10 +155,14 @@ class _Move:
         source, destination = self.source, self.destination
         if destination.size() < source.size():
             destination._allocate_in_place(source.size())
+        complete = False
         try:
             await run_transfers(self.operation, [Transfer(source, 0, destination, 0, source.size())])
+            complete = True
         finally:  # a failure may have changed values too, and graphs that saved them must notice
             destination._advance_version(self.token)
+            if not complete:
+                await source._undo_move()
         try:
             source._release_as(self.token)  # the last thing that can be refused
         except Exception:

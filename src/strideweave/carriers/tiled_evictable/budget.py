@@ -12,128 +12,24 @@ nothing: the tiles that only waiting requests need may leave the primary tier me
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
-from mmap import PAGESIZE
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import anyio
 import numpy as np
 
-from strideweave.layout.int_tuple import as_integer
+from strideweave.carriers.tiled_evictable.room import WAIT, Grant, Step
 from strideweave.runtime.thread_role import waiting_is_forbidden
-from strideweave.tiles.coordinates import NO_ORDINALS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from strideweave.carriers.tiled_evictable.room import Need
     from strideweave.carriers.tiled_evictable.statistics import TrafficCounters
-    from strideweave.carriers.tiled_evictable.traffic import TileTraffic
     from strideweave.tiles.ledger import Ledger, LedgerEntry
     from strideweave.tiles.residency import ResidencyTable
 
     Ordinals = npt.NDArray[np.int64]
 
-__all__ = ["Budget", "Grant", "Need", "check_memory_limit", "make_room", "warm_bytes"]
-
-
-def check_memory_limit(limit: object, tile_bytes: int, resident_bytes: int) -> int | None:
-    """Give a memory limit as an integer, or None where there is none.
-
-    Args:
-        limit: what the caller wrote.
-        tile_bytes: bytes of one tile.
-        resident_bytes: bytes of the tiles that start in the primary tier.
-
-    Raises:
-        TypeError: it is not an integer.
-        ValueError: it holds no tile, or less than what starts in the primary tier.
-    """
-    if limit is None:
-        return None
-    nbytes = as_integer(limit, "memory_limit")
-    if nbytes < tile_bytes:
-        raise ValueError(
-            f"memory_limit={nbytes} is less than one tile of {tile_bytes} bytes; nothing could ever be read"
-        )
-    if resident_bytes > nbytes:
-        raise ValueError(
-            f"the primary tier comes with {resident_bytes} bytes of tiles, more than memory_limit={nbytes}; "
-            "let the tiles start in the secondary tier (tiled(..., resident=False)), or raise the limit"
-        )
-    return nbytes
-
-
-def warm_bytes(limit: int, tile_bytes: int) -> int:
-    """How much memory may stay warm for the next tiles under a limit: all, where no two tiles share a page.
-
-    Elsewhere a free place may keep more pages than its tile has bytes, so none is kept.
-    """
-    return 0 if tile_bytes % PAGESIZE else limit
-
-
-@dataclass(slots=True, eq=False)
-class Grant:
-    """What one request may use.
-
-    Attributes:
-        pinned: the tiles that stay where they are while it lasts, if they are primary.
-        staying: those among them that it makes primary, and for which it has room.
-        staging: bytes that it may stage.
-        used: bytes that it stages now, what it has left to others counted.
-        closed: whether the request has ended, or needs nothing more.
-    """
-
-    pinned: Ordinals
-    staying: Ordinals
-    staging: int
-    used: int = 0
-    closed: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Need:
-    """What a request asks for.
-
-    Attributes:
-        entry: the request; the tiles that it holds in the ledger are pinned.
-        staying: tiles that have to be primary.
-        staging: bytes to stage.
-        passing: tiles that need no staging where all of them are primary; None takes it in any case.
-        first: tiles that make room before any other.
-    """
-
-    entry: LedgerEntry
-    staying: Ordinals
-    staging: int
-    passing: Ordinals | None = None
-    first: Ordinals = field(default_factory=lambda: NO_ORDINALS)
-    _woken: anyio.Event | None = None
-
-    @property
-    def held(self) -> Ordinals:
-        """Every tile that the request holds."""
-        return self.entry.needs if len(self.entry.needs) else self.entry.changes
-
-    async def sleep(self) -> None:
-        """Wait until there may be room."""
-        self._woken = anyio.Event()
-        await self._woken.wait()
-
-    def wake(self) -> None:
-        """Look again."""
-        if self._woken is not None:
-            self._woken.set()
-
-
-class Step(NamedTuple):
-    """What a request in the queue does next: it goes ahead, evicts, gives warm places up, or else waits."""
-
-    granted: bool = False
-    victims: Ordinals = NO_ORDINALS
-    trim: int = 0
-
-
-_WAIT = Step()
+__all__ = ["Budget"]
 
 
 class Budget:
@@ -240,7 +136,7 @@ class Budget:
     def step(self, need: Need, recycled_bytes: int) -> Step:
         """Say what a request that asks is to do next."""
         if next(iter(self._queue)) is not need.entry:
-            return _WAIT
+            return WAIT
         staying = need.staying
         new = int(np.count_nonzero((self._staying[staying] == 0) & ~self._placed[staying]))
         passing = need.passing
@@ -250,7 +146,7 @@ class Budget:
         short = new * self._tile_bytes + staging - self._room()
         if short > 0:
             victims = self._victims(need, -(-(short - counters.leaving_bytes) // self._tile_bytes))
-            return _WAIT if victims is None else Step(victims=victims)
+            return WAIT if victims is None else Step(victims=victims)
         in_use = counters.reserved_tiles * self._tile_bytes + counters.leaving_bytes
         surplus = in_use + recycled_bytes + self._staging + staging - self.limit
         if surplus > 0 and recycled_bytes:
@@ -359,36 +255,3 @@ class Budget:
         self._placed = self._table.is_resident(np.arange(len(self._placed)))
         for counts in (self._pins, self._staying, self._yielding):
             counts[:] = 0
-
-
-async def make_room(traffic: TileTraffic, budget: Budget, need: Need, evicted: list[int]) -> None:
-    """Wait until a request is granted all that it needs, and evict what has to go for it when it is its turn.
-
-    Args:
-        traffic: the carrier's tiles.
-        budget: their limit.
-        need: the request.
-        evicted: filled with the tiles that left the primary tier for it, also when the call fails.
-
-    Raises:
-        OSError, MemoryError, RuntimeError: a tile that was to make room could not be written back; it stays.
-    """
-    try:
-        with traffic.lock:
-            budget.join(need)
-        while True:
-            with traffic.lock:
-                step = budget.step(need, traffic.primary.recycled_bytes)
-                if len(step.victims):
-                    traffic.ledger.begin_move(need.entry, step.victims)
-            if step.granted:
-                return
-            if len(step.victims):
-                evicted += await traffic.displace(need.entry, step.victims)
-            elif step.trim:
-                await traffic.trim(step.trim)
-            else:
-                await need.sleep()
-    finally:
-        with traffic.lock:
-            budget.quit(need.entry)

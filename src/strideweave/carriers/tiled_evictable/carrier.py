@@ -13,8 +13,8 @@ from strideweave.carriers.lifecycle import check_slot_count
 from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.adopted import AdoptedStore
 from strideweave.carriers.tiled_evictable.assignment import start_assignment
-from strideweave.carriers.tiled_evictable.budget import check_memory_limit, warm_bytes
 from strideweave.carriers.tiled_evictable.gradient import check_gradient, copy_gradient, sum_gradients
+from strideweave.carriers.tiled_evictable.memory_limit import check_memory_limit, warm_bytes
 from strideweave.carriers.tiled_evictable.move_admission import TileMove, begin_move
 from strideweave.carriers.tiled_evictable.moved_gradient import gradient_of_moved
 from strideweave.carriers.tiled_evictable.projection import AwaitProjection, start_projection
@@ -564,6 +564,10 @@ class TiledEvictable(DependentCarrier):
 
     def _begin_move(self, other: type[Carrier], *, reads: bool) -> None:
         self._moving = begin_move(self, other, reads=reads)
+
+    async def _undo_move(self) -> None:
+        if self._moving is not None:
+            await self._moving.undo(self._traffic)
 
     def _finish_move(self) -> None:
         moving, self._moving = self._moving, None

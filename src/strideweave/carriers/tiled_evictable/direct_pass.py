@@ -14,9 +14,11 @@ import anyio
 import numpy as np
 
 from strideweave.autograd.mode import no_grad
+from strideweave.carriers.tiled_evictable.computations import Computations
 from strideweave.carriers.tiled_evictable.regions import region_of
 from strideweave.carriers.tiled_evictable.targets import adopted
 from strideweave.carriers.tiled_evictable.windows import part_of
+from strideweave.runtime.event_loop import current_runtime
 from strideweave.runtime.workers import run_jobs
 from strideweave.tensor import Tensor
 
@@ -129,7 +131,8 @@ class Pass:
 
     def _work(self, step: Step) -> None:
         """Compute a block; in a worker thread."""
-        with no_grad(), np.errstate(**self._errors):
+        computing = current_runtime().service(Computations)
+        with computing, no_grad(), np.errstate(**self._errors):
             regions = [self._region(reading, step.block) for reading in self._readings]
             part = self._compute(step.block, regions)
             region = region_of(self._axes, step.block)

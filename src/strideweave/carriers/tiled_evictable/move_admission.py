@@ -5,18 +5,19 @@ Contract, the conflict table: a move covers its tiles as a residency request doe
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.streaming import STAGING_BYTES
+from strideweave.carriers.tiled_evictable.traffic import Changes
 from strideweave.tiles.coordinates import NO_ORDINALS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator
 
     import numpy.typing as npt
 
@@ -39,10 +40,12 @@ class TileMove:
     Attributes:
         entry: covers the tiles in the ledger.
         staging_bytes: what was reserved for staging; None before.
+        changes: the tiles that made room for it.
     """
 
     entry: LedgerEntry
     staging_bytes: int | None = None
+    changes: Changes = field(default_factory=Changes)
 
     async def reserve(self, traffic: TileTraffic, staying: Ordinals = NO_ORDINALS) -> int:
         """Take room under a memory limit, once: for tiles that become primary, or else for staging.
@@ -53,9 +56,14 @@ class TileMove:
         if self.staging_bytes is None:
             most = max(STAGING_BYTES, traffic.tile_bytes)
             staging = 0 if len(staying) else traffic.staging_room(most)
-            await traffic.reserve(self.entry, staying, staging)
+            await traffic.reserve(self.entry, staying, staging, changes=self.changes)
             self.staging_bytes = staging
         return max(1, self.staging_bytes // traffic.tile_bytes)
+
+    async def undo(self, traffic: TileTraffic) -> None:
+        """After a failure, make primary again what made room."""
+        if self.changes.dropped:
+            await traffic.restore(self.entry, self.changes.dropped)
 
 
 def begin_move(carrier: TiledEvictable, other: type[Carrier], *, reads: bool) -> TileMove:
@@ -87,14 +95,19 @@ def _cover(carrier: TiledEvictable, tiles: Ordinals, *, reads: bool) -> LedgerEn
         return traffic.cover(_KIND, tiles)
 
 
-@contextmanager
-def admitted(carrier: TiledEvictable, tiles: Ordinals, *, reads: bool) -> Iterator[TileMove]:
+@asynccontextmanager
+async def admitted(carrier: TiledEvictable, tiles: Ordinals, *, reads: bool) -> AsyncIterator[TileMove]:
     """The move that covers all tiles already, or one of its own for these."""
     if carrier._moving is not None:
         yield carrier._moving
         return
-    entry = _cover(carrier, tiles, reads=reads)
+    move, complete = TileMove(_cover(carrier, tiles, reads=reads)), False
     try:
-        yield TileMove(entry)
+        yield move
+        complete = True
     finally:
-        carrier._traffic.leave(entry)
+        try:
+            if not complete:
+                await move.undo(carrier._traffic)
+        finally:
+            carrier._traffic.leave(move.entry)

@@ -53,7 +53,7 @@ class MoveFromTiles(MoveOperation):
         for run in checked_runs(transfers):
             source = cast("TiledEvictable", run.source)
             span = Span(run.source_start, run.destination_start, run.slots, source._traffic.grid.tile_size)
-            with admitted(source, span.tiles(), reads=True) as move:
+            async with admitted(source, span.tiles(), reads=True) as move:
                 await _send(source, move, span, run.destination)
 
 
@@ -77,7 +77,7 @@ class MoveToTiles(MoveOperation):
             traffic = destination._traffic
             span = Span(run.destination_start, run.source_start, run.slots, traffic.grid.tile_size)
             tiles = span.tiles()
-            with admitted(destination, tiles, reads=False) as move:
+            async with admitted(destination, tiles, reads=False) as move:
                 limit = destination.memory_limit
                 fits = limit is None or len(tiles) * traffic.tile_bytes <= limit
                 arrival = _Arrival(destination, move, span, run.source)

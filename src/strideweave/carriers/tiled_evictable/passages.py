@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from strideweave.carriers.base import Carrier
-    from strideweave.carriers.tiled_evictable.budget import Grant
+    from strideweave.carriers.tiled_evictable.room import Grant
 
     TileRow = npt.NDArray[np.unsignedinteger]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from strideweave.carriers.base import Carrier
-    from strideweave.carriers.tiled_evictable.budget import Grant
+    from strideweave.carriers.tiled_evictable.room import Grant
     from strideweave.tiles.ledger import LedgerEntry
     from strideweave.tiles.plan import RequestPlan
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strideweave.carriers.tiled_evictable.admission import finish
-from strideweave.carriers.tiled_evictable.budget import Need, make_room
 from strideweave.carriers.tiled_evictable.eviction import Eviction
 from strideweave.carriers.tiled_evictable.passages import joined
+from strideweave.carriers.tiled_evictable.room import Need, make_room
 from strideweave.carriers.tiled_evictable.streaming import Streaming
 from strideweave.tiles.coordinates import NO_ORDINALS
 
@@ -116,7 +116,7 @@ class TileTraffic(Streaming, Eviction):
             complete = True
         finally:
             if not complete and changes.dropped:
-                await self._restore(entry, changes.dropped)
+                await self.restore(entry, changes.dropped)
 
     def has_all(self, plan: RequestPlan) -> bool:
         """Tell whether a request finds every tile resident and leaves all as it is; counts the hits then."""
@@ -277,14 +277,15 @@ class TileTraffic(Streaming, Eviction):
             promoted = [ordinal for ordinal in changes.promoted if ordinal in self._provisional]
         finish(freed)
         await self.drop_unneeded(entry, np.array(promoted, np.int64), put_off=False)
-        await self._restore(entry, changes.dropped)
+        await self.restore(entry, changes.dropped)
         await self.finish_with(entry, NO_ORDINALS)
 
-    async def _restore(self, entry: LedgerEntry, dropped: list[int]) -> None:
+    async def restore(self, entry: LedgerEntry, dropped: list[int]) -> None:
         """Make tiles primary again that a failed request has evicted, as far as nobody minds."""
         gone = np.array([ordinal for ordinal in dropped if ordinal not in self._passages], np.int64)
         with self.lock:
-            gone = gone[~self.table.is_resident(gone) & ~self.ledger.changing[gone]]
+            others = self.ledger.changing[gone] & ~np.isin(gone, entry.changes)
+            gone = gone[~self.table.is_resident(gone) & ~others]
             if self.budget is not None:
                 gone = self.budget.exchange(entry, gone)
             # Under the same lock, so that no residency request takes them.
