@@ -12,7 +12,7 @@ from strideweave.carriers.metal import Metal
 from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
 
 # What ships without a definition stays without one.
-for _plain in (CPU, Evictable, FileBacked, Generic, Metal):
+for _plain in (BlockDeviceCarrier, CPU, Evictable, FileBacked, Generic, Metal):
     _plain._seal()
 
 __all__ = [

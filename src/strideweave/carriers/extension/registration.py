@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strideweave.carriers.base import Carrier
+from strideweave.carriers.block_device import BlockDeviceCarrier
 from strideweave.carriers.cpu import CPU
 from strideweave.carriers.extension.definition import CarrierDefinition, TransferRoute
 from strideweave.carriers.extension.moves import ProviderMove
@@ -109,7 +110,7 @@ def _routes(definition: CarrierDefinition | None) -> dict[Pair, type[MoveOperati
     routes = list(definition.routes)
     if isinstance(definition.storage, StorageProvider):
         own = definition.carrier_class
-        for other in (CPU, FileBacked, Generic, Metal):
+        for other in (BlockDeviceCarrier, CPU, FileBacked, Generic, Metal):
             routes[:0] = [TransferRoute(own, other, ProviderMove), TransferRoute(other, own, ProviderMove)]
         routes.insert(0, TransferRoute(own, own, ProviderMove))
     return {(route.source, route.destination): route.operation for route in routes}  # its own words come last

@@ -9,6 +9,7 @@ import numpy as np
 from strideweave.carriers.tiled_evictable.slabs import SlabStore
 from strideweave.carriers.tiled_evictable.store import (
     Leftovers,
+    Places,
     note_change,
     page_neighbours,
     runs,
@@ -101,6 +102,17 @@ class AdoptedStore:
         away = self._slabs.places(ordinals[~home])
         for ordinal, at_home in zip(ordinals.tolist(), home.tolist(), strict=True):
             yield (self._carrier, ordinal * self._tile_size) if at_home else next(away)
+
+    def place_arrays(self, ordinals: Ordinals) -> list[Places]:
+        """The same as ``places``, carrier by carrier."""
+        home = self._home[ordinals]
+        if home.all():
+            return [Places(None, self._carrier, ordinals * self._tile_size)]
+        at_home, away = np.flatnonzero(home), np.flatnonzero(~home)
+        found = [Places(at_home, self._carrier, ordinals[at_home] * self._tile_size)] if len(at_home) else []
+        for which, carrier, starts in self._slabs.place_arrays(ordinals[away]):
+            found.append(Places(away if which is None else away[which], carrier, starts))
+        return found
 
     def rows(self, ordinals: Ordinals) -> list[TileRow]:
         """The tiles, each a row of the adopted array or of a slab."""

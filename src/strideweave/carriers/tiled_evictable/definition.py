@@ -6,6 +6,7 @@ offers in public: they allocate, say what they run, run it, and move through the
 
 from __future__ import annotations
 
+from strideweave.carriers.block_device import BlockDeviceCarrier
 from strideweave.carriers.cpu import CPU
 from strideweave.carriers.evictable import Evictable
 from strideweave.carriers.extension import (
@@ -25,7 +26,7 @@ from strideweave.carriers.tiled_evictable.residency import TiledResidencyFacet
 
 __all__: list[str] = []
 
-_OTHERS = (CPU, Evictable, FileBacked, Generic, Metal)
+_OTHERS = (BlockDeviceCarrier, CPU, Evictable, FileBacked, Generic, Metal)
 
 register_carrier(
     CarrierDefinition(

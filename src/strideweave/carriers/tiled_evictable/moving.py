@@ -18,7 +18,7 @@ from strideweave.carriers.move.planning import checked_runs
 from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.move_admission import admitted
 from strideweave.carriers.tiled_evictable.spans import Span
-from strideweave.carriers.tiled_evictable.store import note_change
+from strideweave.carriers.tiled_evictable.store import by_carrier, note_change
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -220,7 +220,7 @@ class _Arrival:
             table.commit_fill(
                 resident
             )  # while the write goes on, nothing but their place has a value of theirs
-            transfers = traffic._transfers(iter(places), traffic.secondary.write_places(wave))
+            transfers = traffic._transfers(by_carrier(places), traffic.secondary.write_places(wave))
         await traffic._transfer(transfers, inbound=False)
         with traffic.lock:
             traffic.secondary.commit_write(wave)

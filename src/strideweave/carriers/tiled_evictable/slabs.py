@@ -12,6 +12,7 @@ import numpy as np
 from strideweave.carriers.base import Carrier
 from strideweave.carriers.tiled_evictable.store import (
     Leftovers,
+    Places,
     page_neighbours,
     run_bounds,
     tile_rows,
@@ -156,6 +157,21 @@ class SlabStore:
         for place in self._place[ordinals].tolist():
             slab, row = divmod(place, self._per_slab)
             yield self._slabs[slab].carrier, row * self._tile_size
+
+    def place_arrays(self, ordinals: Ordinals) -> list[Places]:
+        """The same as ``places``, slab by slab."""
+        slabs, rows = np.divmod(self._place[ordinals], self._per_slab)
+        starts = rows * self._tile_size
+        if not len(slabs):
+            return []
+        if (slabs == slabs[0]).all():
+            return [Places(None, self._slabs[int(slabs[0])].carrier, starts)]
+        order = np.argsort(slabs, kind="stable")
+        cuts = np.flatnonzero(np.diff(slabs[order])) + 1
+        return [
+            Places(which, self._slabs[int(slabs[which[0]])].carrier, starts[which])
+            for which in np.split(order, cuts)
+        ]
 
     def rows(self, ordinals: Ordinals) -> list[TileRow]:
         """The tiles, each a row of its slab."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from mmap import PAGESIZE
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import numpy.typing as npt
 
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Leftovers",
+    "Places",
     "PrimaryStore",
     "SecondaryStore",
+    "by_carrier",
     "note_change",
     "page_neighbours",
     "run_bounds",
@@ -63,6 +65,33 @@ class Leftovers:
             carrier.release()
 
 
+class Places(NamedTuple):
+    """Where some tiles lie in one carrier.
+
+    Attributes:
+        which: their positions among the tiles that were asked for, or None for all of them in order.
+        carrier: holds them.
+        starts: the first slot of each.
+    """
+
+    which: Ordinals | None
+    carrier: Carrier
+    starts: Ordinals
+
+
+def by_carrier(places: Iterable[tuple[Carrier, int]]) -> list[Places]:
+    """Places that are given tile by tile, carrier by carrier."""
+    found: dict[Carrier, tuple[list[int], list[int]]] = {}
+    for position, (carrier, start) in enumerate(places):
+        which, starts = found.setdefault(carrier, ([], []))
+        which.append(position)
+        starts.append(start)
+    return [
+        Places(np.array(which, np.int64), carrier, np.array(starts, np.int64))
+        for carrier, (which, starts) in found.items()
+    ]
+
+
 class PrimaryStore(Protocol):
     """What a tiled carrier asks of the storage of its primary tier."""
 
@@ -86,6 +115,9 @@ class PrimaryStore(Protocol):
 
     def places(self, ordinals: Ordinals) -> Iterator[tuple[Carrier, int]]:
         """For each tile, the carrier that holds it and its first slot there."""
+
+    def place_arrays(self, ordinals: Ordinals) -> list[Places]:
+        """The same as ``places``, carrier by carrier."""
 
     def rows(self, ordinals: Ordinals) -> list[TileRow]:
         """The tiles, each as an array of its own."""
@@ -143,6 +175,21 @@ class SecondaryStore:
             for ordinal, away in zip(ordinals.tolist(), spilled, strict=True)
         )
 
+    def place_arrays(self, ordinals: Ordinals) -> list[Places]:
+        """The same as ``places``, carrier by carrier."""
+        starts = ordinals * self._grid.tile_size
+        if self._spill is None or self._spilled is None:
+            return [Places(None, self._carrier, starts)]
+        away = self._spilled[ordinals]
+        return [
+            Places(which, carrier, starts[which])
+            for which, carrier in (
+                (np.flatnonzero(~away), self._carrier),
+                (np.flatnonzero(away), self._spill),
+            )
+            if len(which)
+        ]
+
     def prepare_write(self) -> None:
         """Allocate the storage of write-backs to the full extent, if that was not done before; outside the lock.
 
@@ -157,11 +204,11 @@ class SecondaryStore:
             self._spilled = np.zeros(self._grid.tile_count, np.bool_)
             self._spill = self._carrier.allocate_like(self._grid.slot_count, mutable=True, empty=True)
 
-    def write_places(self, ordinals: Ordinals) -> Iterator[tuple[Carrier, int]]:
-        """For each tile, the carrier that takes its write-back, and the first slot there."""
+    def write_places(self, ordinals: Ordinals) -> list[Places]:
+        """The carrier that takes the write-back of tiles, and the first slots there."""
         carrier = self._carrier if self._spill is None else self._spill
         note_change(carrier)  # already: a write-back that fails may have changed slots too
-        return ((carrier, ordinal * self._grid.tile_size) for ordinal in ordinals.tolist())
+        return [Places(None, carrier, ordinals * self._grid.tile_size)]
 
     def commit_write(self, ordinals: Ordinals) -> None:
         """The values of these tiles are at their ``write_places`` now."""

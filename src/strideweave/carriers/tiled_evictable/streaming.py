@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strideweave.carriers.tiled_evictable.passages import Passage, Staging, joined
-from strideweave.carriers.tiled_evictable.store import tile_rows
+from strideweave.carriers.tiled_evictable.store import Places, tile_rows
 from strideweave.carriers.tiled_evictable.transfers import Transfers
 
 if TYPE_CHECKING:
@@ -245,8 +245,8 @@ class Streaming(Transfers):
     async def _read(self, wave: Ordinals, carrier: Carrier, starts: list[int]) -> list[TileRow]:
         """Read tiles from the secondary tier to these slots of a carrier; gives them as rows there."""
         with self.lock:
-            places = ((carrier, start) for start in starts)
-            transfers = self._transfers(self.secondary.places(wave), places)
+            there = [Places(None, carrier, np.array(starts, np.int64))]
+            transfers = self._transfers(self.secondary.place_arrays(wave), there)
         await self._transfer(transfers, inbound=True)
         flat, size = carrier._bytes().view(self.unit), self.grid.tile_size
         return [flat[start : start + size] for start in starts]

@@ -179,7 +179,9 @@ class TileTraffic(Streaming, Eviction):
             implicit = self.table.is_implicit(batch)
             stored = batch[~implicit]
             with self.lock:
-                transfers = self._transfers(self.secondary.places(stored), self.primary.places(stored))
+                transfers = self._transfers(
+                    self.secondary.place_arrays(stored), self.primary.place_arrays(stored)
+                )
             await self._transfer(transfers, inbound=True)
             if implicit.any():
                 zero = np.broadcast_to(np.zeros(1, self.unit), self.grid.tile_size)

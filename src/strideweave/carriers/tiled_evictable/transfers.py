@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strideweave.carriers.move.operations import Transfer, run_transfers
+from strideweave.carriers.move.planning import TransferBatch, TransferBlock
 from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.admission import Admission
 from strideweave.carriers.tiled_evictable.passages import Passage, Staging
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from strideweave.carriers.base import Carrier
+    from strideweave.carriers.tiled_evictable.store import Places
 
     Ordinals = npt.NDArray[np.int64]
     TileRow = npt.NDArray[np.unsignedinteger]
-    Places = Iterator[tuple[Carrier, int]]
 
 __all__ = ["Transfers"]
 
@@ -69,24 +70,26 @@ class Transfers(Admission):
         self.secondary.prepare_write()
         for batch in self._batches(ordinals):
             with self.lock:
-                transfers = self._transfers(self.primary.places(batch), self.secondary.write_places(batch))
+                transfers = self._transfers(
+                    self.primary.place_arrays(batch), self.secondary.write_places(batch)
+                )
             await self._transfer(transfers, inbound=False)
         with self.lock:
             self.secondary.commit_write(ordinals)
             self.table.commit_clean(ordinals)
 
-    def _transfers(self, sources: Places, destinations: Places) -> list[Transfer]:
-        size = self.grid.tile_size
-        return [
-            Transfer(source, source_start, destination, destination_start, size)
-            for (source, source_start), (destination, destination_start) in zip(
-                sources, destinations, strict=True
-            )
-        ]
+    def _transfers(self, sources: Sequence[Places], destinations: Sequence[Places]) -> TransferBatch:
+        """What copies the same tiles from some places to others."""
+        return TransferBatch(
+            [
+                TransferBlock(source, starts, destination, at, self.grid.tile_size)
+                for source, starts, destination, at in _matched(sources, destinations)
+            ]
+        )
 
-    async def _transfer(self, transfers: list[Transfer], *, inbound: bool) -> None:
+    async def _transfer(self, transfers: Sequence[Transfer], *, inbound: bool) -> None:
         """Run one batch through the registered move, which is looked up anew each time."""
-        if not transfers:
+        if not len(transfers):
             return
         primary, secondary = self._classes
         operation = dispatch_move(secondary, primary) if inbound else dispatch_move(primary, secondary)
@@ -141,3 +144,21 @@ class Transfers(Admission):
                 self._passages.pop(key, None)  # None: the request was cut off meanwhile
             self._passages.update(outer)
             passage.done.set()
+
+
+def _matched(
+    sources: Sequence[Places], destinations: Sequence[Places]
+) -> Iterator[tuple[Carrier, Ordinals, Carrier, Ordinals]]:
+    """Pair the places of the same tiles in two tiers, for each pair of carriers those that they have in common."""
+    for which, source, starts in sources:
+        for others, destination, places in destinations:
+            if which is None and others is None:
+                yield source, starts, destination, places
+            elif others is None:
+                yield source, starts, destination, places[which]
+            elif which is None:
+                yield source, starts[others], destination, places
+            else:
+                _, mine, theirs = np.intersect1d(which, others, assume_unique=True, return_indices=True)
+                if len(mine):
+                    yield source, starts[mine], destination, places[theirs]
