@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Computations"]
 
-_END_SECONDS = 2.0  # for a block or two; a computation that takes longer than this is left alone
+_END_SECONDS = 10.0  # many times what a block of matrices takes; what takes longer is left alone
 
 
 class Computations:
@@ -43,7 +43,7 @@ class Computations:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let none begin any more, and wait for those that run, two seconds at the most."""
+        """Let none begin any more, and wait for those that run, ten seconds at the most."""
         with self._changed:
             self._closed = True
             self._changed.wait_for(lambda: not self._running, _END_SECONDS)

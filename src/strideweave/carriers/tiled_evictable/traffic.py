@@ -296,4 +296,5 @@ class TileTraffic(Streaming, Eviction):
             try:
                 await self.fetch(entry, gone)
             except BaseException as error:  # the request's own error is the one to report
-                _logger.warning("%d tiles could not be made primary again: %s", len(gone), error)
+                reason = str(error)  # a handler that keeps records must not keep tiles: traceback, frames, carrier
+                _logger.warning("%d tiles could not be made primary again: %s", len(gone), reason)

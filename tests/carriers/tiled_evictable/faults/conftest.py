@@ -28,7 +28,7 @@ from strideweave.runtime.event_loop import current_runtime
 from strideweave.runtime.workers import run_jobs
 
 TILE_BYTES = 96
-ATTEMPTS = 16
+ATTEMPTS = 8
 ERRORS = {
     "OSError": lambda: OSError(28, "No space left on device"),
     "MemoryError": MemoryError,
@@ -309,7 +309,7 @@ def fail_everywhere(make_model, monkeypatch):
             return limit
         raise AssertionError("it runs under no limit")
 
-    def run(scenario, pair, error, limit, turn, *, inline=True):
+    def run(scenario, pair, error, limit, turn, *, inline=True, attempts=ATTEMPTS):
         for name, module in [*sys.modules.items()]:
             if not name.startswith("strideweave.carriers."):
                 continue
@@ -334,7 +334,7 @@ def fail_everywhere(make_model, monkeypatch):
                 limit = tightest(scenario, pair)
             count = attempt(scenario, pair, limit, None)
             # Where there are many, each case takes its share of them, and together they take all.
-            step = max(1, -(-count // ATTEMPTS))
+            step = max(1, -(-count // attempts))
             for fatal in range(turn % step, count, step):
                 attempt(scenario, pair, limit, fatal)
         return count
