@@ -389,6 +389,7 @@ class TiledEvictable(DependentCarrier):
             OwnershipError: compact's carrier is owned by a composite or an unfinished request.
             InvalidTileError: a tile that is added to has no value yet.
             TileConflictError: an unfinished residency request or write covers one of the tiles.
+            MemoryError: the tiles of the template that are to be primary for it could never fit the memory limit.
         """
         return start_scatter(self, compact, template, selection, reduction)
 
@@ -414,6 +415,7 @@ class TiledEvictable(DependentCarrier):
             OwnershipError, ImmutableError: this carrier refuses public writes, or compact's is owned.
             TypeError, ValueError: as ``scatter``.
             TileConflictError: unfinished work needs, moves or covers one of the tiles.
+            MemoryError: the tiles together could never fit the memory limit; write fewer at a time.
         """
         return start_assignment(self, compact, tensor, selection)
 
