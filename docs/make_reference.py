@@ -6,6 +6,8 @@ A test compares the file with what this program makes, so the reference cannot f
 from __future__ import annotations
 
 import inspect
+import re
+import textwrap
 from functools import cached_property
 from pathlib import Path
 
@@ -62,9 +64,23 @@ def documented(value: object) -> object | None:
     return value if inspect.isfunction(value) or isinstance(value, property) else None
 
 
+def attributes(cls: type) -> dict[str, str]:
+    """A row for each attribute that a docstring lists: the fields of a record, what an error carries."""
+    section = re.search(
+        r"^Attributes:\n(.*?)(?:\n\n|\Z)", inspect.getdoc(cls) or "", re.MULTILINE | re.DOTALL
+    )
+    if section is None:
+        return {}
+    entries = textwrap.dedent(section[1]).replace("\n    ", " ").splitlines()
+    named = (entry.partition(": ") for entry in entries)
+    return {
+        name: f"| `.{name}` | {text[:1].upper()}{text[1:].replace('``', '`')} |" for name, _, text in named
+    }
+
+
 def members(cls: type, inherited: set[str]) -> list[str]:
-    """A row for each public method and property of a class that its public bases do not have."""
-    found: dict[str, str] = {}
+    """A row for each public attribute, method and property of a class that its public bases do not have."""
+    found = attributes(cls)
     for base in cls.__mro__:
         for name, value in vars(base).items() if base.__module__.startswith("strideweave") else ():
             holder = documented(value)
@@ -83,6 +99,9 @@ def entry(name: str, value: object) -> list[str]:
     bases = [base for base in value.__mro__[1:] if getattr(strideweave, base.__name__, None) is base]
     inherited = {attribute for base in bases for attribute in dir(base)}
     rows = members(value, inherited)
+    if issubclass(value, Exception):
+        builtin = next(base for base in value.__mro__ if base.__module__ == "builtins")
+        lines += ["", f"A `{builtin.__name__}`."]
     if bases:
         links = ", ".join(f"[`{base.__name__}`](#{base.__name__.lower()})" for base in bases)
         lines += ["", f"Everything of {links}{', and' if rows else '.'}"]

@@ -8,6 +8,7 @@ through both, the experts' gradient is tiled like the weights, and the update wr
 
 The same model is then trained with all weights in memory, from the same seed. The program fails where the two
 differ by more than half a point of accuracy, or where the experts or their gradient took more memory than the limit.
+The digits come with scikit-learn: ``pip install scikit-learn``.
 """
 
 from __future__ import annotations

@@ -119,6 +119,20 @@ def test_an_index_outside_is_an_index_error(index):
     assert tensor.version == 0
 
 
+def test_an_index_that_takes_a_part_says_what_does():
+    tensor = sw.asarray([[1.0, 2.0]])
+    for index in (slice(None), (0, slice(None)), [0], None, ...):
+        with pytest.raises(TypeError, match="must be an integer") as caught:
+            tensor[index]
+        assert caught.value.__notes__ == [
+            "an index names one element; gather() and numpy() take parts of a tensor"
+        ]
+    with pytest.raises(IndexError, match=r"coordinate 2 is outside \[0, 2\) of Shape\(1, 2\)$"):
+        tensor[2]
+    with pytest.raises(IndexError, match=r"coordinate 1 is outside \[0, 1\) of the mode 1 of Shape\(1, 2\)$"):
+        tensor[1, 0]
+
+
 @pytest.mark.parametrize(
     "index", [True, 1.0, None, slice(None), [0, 1], (0, True), (0, 1.0), (0, slice(None))]
 )

@@ -122,6 +122,8 @@ def test_foreign_byte_order_and_strides_are_read_as_values():
         (np.zeros((4, 3)), (0, 3), {}, ValueError, "tile_shape"),
         (np.zeros((4, 3)), (2.0, 3), {}, TypeError, "tile_shape"),
         (np.zeros((4, 3)), (True, 3), {}, TypeError, "tile_shape"),
+        (np.zeros(4), None, {}, TypeError, "tile_shape"),
+        (np.zeros(4), 2.0, {}, TypeError, "tile_shape"),
         (np.zeros((4, 3), complex), (2, 3), {}, TypeError, "complex"),
         (np.array(["a"]), (1,), {}, TypeError, "dtype"),
         (np.zeros((4, 3)), (2, 3), {"dtype": np.float32}, TypeError, "DType"),

@@ -403,14 +403,14 @@ class Tensor(Operand):
         return f"Tensor(shape={self.shape}, {self.dtype.name}, {where}, requires_grad={self._requires_grad})"
 
     def _slot(self, index: int | tuple[Any, ...]) -> int:
-        if isinstance(index, tuple):
-            if len(index) != self.ndim:
-                raise IndexError(
-                    f"a coordinate of {self.ndim} entries is needed for {self.shape}, found {index}"
-                )
-        else:
-            index = as_integer(index, "an index")
-        return self._offset + self._layout(index)
+        if isinstance(index, tuple) and len(index) != self.ndim:
+            raise IndexError(f"a coordinate of {self.ndim} entries is needed for {self.shape}, found {index}")
+        try:
+            coordinate = index if isinstance(index, tuple) else as_integer(index, "an index")
+            return self._offset + self._layout(coordinate)
+        except TypeError as error:
+            error.add_note("an index names one element; gather() and numpy() take parts of a tensor")
+            raise
 
     def _no_view(self, writable: bool) -> str:
         kind = "writable view" if writable else "view"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from strideweave.tensor import Tensor
 from strideweave.tiles.grid import TileGrid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     import numpy.typing as npt
 
@@ -75,7 +76,7 @@ def tiled(
         raise TypeError(
             f"dtype must be a DType, found {type(chosen).__name__}; DType.from_numpy(dtype) makes one"
         )
-    grid = _grid(source.shape, (tile_shape,) if isinstance(tile_shape, int) else tuple(tile_shape))
+    grid = _grid(source.shape, tuple(tile_shape) if isinstance(tile_shape, Iterable) else (tile_shape,))
     tile_bytes = grid.tile_size * chosen.itemsize
     limit = check_memory_limit(memory_limit, tile_bytes, grid.tile_count * tile_bytes if resident else 0)
     bind_policy(residency_policy, grid, chosen)

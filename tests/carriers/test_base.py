@@ -8,7 +8,7 @@ import anyio.to_thread
 import numpy as np
 import pytest
 
-from strideweave.carriers import CPU, Carrier, Generic
+from strideweave.carriers import CPU, Carrier, Evictable, FileBacked, Generic, TiledEvictable
 from strideweave.dtype import DType
 from strideweave.errors import ImmutableError, OwnershipError, PendingWorkError, ReleasedError
 from strideweave.layout import Layout, row_major
@@ -459,3 +459,14 @@ def test_carriers_iterate_and_describe_themselves(make):
     assert "2 slots" in repr(carrier)
     carrier.release()
     assert "released" in repr(carrier)
+
+
+@pytest.mark.parametrize("name", [3, ["add"], {}, b"add"], ids=repr)
+@pytest.mark.parametrize(
+    "carrier", [CPU(2), FileBacked(), Evictable(CPU(2), CPU(0)), TiledEvictable(CPU(2), CPU(0), (2,), (1,))]
+)
+def test_an_operation_is_named_by_a_string(carrier, name):
+    with pytest.raises(TypeError, match="named by a string such as 'add', found"):
+        carrier.dispatch_op(name)
+    with pytest.raises(TypeError, match="named by a string such as 'add', found"):
+        carrier.operation_capabilities(name)

@@ -365,6 +365,12 @@ def test_a_wrong_plan_is_an_error_that_names_the_request(answer, error, said):
     assert caught.value.__notes__ == ["request 2 of the trace, projection of 2 tiles"]
 
 
+@pytest.mark.parametrize("trace", [None, "run.trace", [], Trace])
+def test_only_a_trace_is_replayed(trace):
+    with pytest.raises(TypeError, match=r"trace must be a Trace, found \w+; Trace.load"):
+        replay(trace, LRU(max_tiles=2))
+
+
 def test_a_policy_of_other_tiles_is_refused():
     policy = LRU(max_tiles=2)
     policy.bind(TileGrid((5,), (4,)), 16)

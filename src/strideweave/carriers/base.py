@@ -171,9 +171,11 @@ class Carrier(CarrierLifecycle):
 
         Raises:
             ReleasedError: the carrier was released.
+            TypeError: ``name`` is not a string.
             NotImplementedError: this carrier class does not run that operation.
         """
         self._require_live()
+        check_operation_name(name)
         definition, installed = OPERATIONS.get(name), self._installed()
         if definition is not None and installed is not None and installed.runs(self, name):
             return installed.operation(definition)
@@ -187,7 +189,12 @@ class Carrier(CarrierLifecycle):
         """List what this carrier class runs, all of it or the entries of one operation.
 
         Answers after release too. The layout-only operations need no support from a carrier.
+
+        Raises:
+            TypeError: ``name`` is neither a string nor None.
         """
+        if name is not None:
+            check_operation_name(name)
         installed = self._installed()
         return tuple(
             capability
@@ -435,3 +442,13 @@ class Carrier(CarrierLifecycle):
     def __repr__(self) -> str:
         state = "released" if self._released else f"{self._size} slots"
         return f"<{type(self).__name__} {self._dtype.name}, {state}, version {self._version}>"
+
+
+def check_operation_name(name: object) -> None:
+    """Refuse what cannot be the name of an operation.
+
+    Raises:
+        TypeError: ``name`` is not a string.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"an operation is named by a string such as 'add', found {type(name).__name__}")

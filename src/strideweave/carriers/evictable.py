@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, final
 
-from strideweave.carriers.base import CarrierStatistics
+from strideweave.carriers.base import CarrierStatistics, check_operation_name
 from strideweave.carriers.block_device import BlockDeviceCarrier
 from strideweave.carriers.cpu import CPU
 from strideweave.carriers.dependent import DependentCarrier, check_distinct, check_free, free_storages
@@ -322,7 +322,13 @@ class Evictable(DependentCarrier):
         return EvictableOperation(self._primary.dispatch_op(name), type(self))
 
     def operation_capabilities(self, name: str | None = None) -> tuple[OperationCapability, ...]:
-        """List what the primary tier ran when the hierarchy was made; answers while evicted and after release."""
+        """List what the primary tier ran when the hierarchy was made; answers while evicted and after release.
+
+        Raises:
+            TypeError: ``name`` is neither a string nor None.
+        """
+        if name is not None:
+            check_operation_name(name)
         return tuple(entry for entry in self._capabilities if name in (None, entry.operation))
 
     def scatter(

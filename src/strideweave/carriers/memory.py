@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from strideweave.carriers.array_views import gathered, scattered, strided_view
-from strideweave.carriers.base import Carrier
+from strideweave.carriers.base import Carrier, check_operation_name
 from strideweave.carriers.lifecycle import check_slot_count
 from strideweave.carriers.numpy_kernels import KERNELS
 from strideweave.carriers.numpy_operations import NumpyOperation
@@ -86,8 +86,10 @@ class MemoryCarrier(Carrier):
 
         Raises:
             ReleasedError: the carrier was released.
+            TypeError: ``name`` is not a string.
             NotImplementedError: there is no such operation.
         """
+        check_operation_name(name)
         operation = self._computing(name)
         if operation is None:
             return super().dispatch_op(name)
@@ -95,7 +97,13 @@ class MemoryCarrier(Carrier):
         return operation
 
     def operation_capabilities(self, name: str | None = None) -> tuple[OperationCapability, ...]:
-        """List every operation, or the entries of one. Answers after release too."""
+        """List every operation, or the entries of one. Answers after release too.
+
+        Raises:
+            TypeError: ``name`` is neither a string nor None.
+        """
+        if name is not None:
+            check_operation_name(name)
         return tuple(
             capability
             for definition in OPERATIONS.values()

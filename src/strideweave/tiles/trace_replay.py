@@ -9,11 +9,11 @@ import numpy as np
 
 from strideweave.tiles.plan import plan_request
 from strideweave.tiles.policy import check_and_bind
+from strideweave.tiles.trace import Trace
 
 if TYPE_CHECKING:
     from strideweave.tiles.plan import RequestPlan
     from strideweave.tiles.policy import ResidencyPolicy
-    from strideweave.tiles.trace import Trace
 
 __all__ = ["ReplayReport", "replay"]
 
@@ -66,10 +66,14 @@ def replay(trace: Trace, policy: ResidencyPolicy | None) -> ReplayReport:
             everything.
 
     Raises:
-        TypeError: ``policy`` is no policy, or a plan is no `ResidencyPlan`.
+        TypeError: ``trace`` is no `Trace`, ``policy`` is no policy, or a plan is no `ResidencyPlan`.
         ValueError: the policy served other tiles before, or a plan does not fit the grid. A note on an error
             about a plan, or on one that the policy raised, names the request.
     """
+    if not isinstance(trace, Trace):
+        raise TypeError(
+            f"trace must be a Trace, found {type(trace).__name__}; Trace.load(path) reads one from a file"
+        )
     check_and_bind(policy, trace.grid, trace.tile_bytes, "policy")
     primary = _Primary(trace.grid.tile_count)
     for number, request in enumerate(trace.requests, start=1):

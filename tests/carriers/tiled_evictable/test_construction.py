@@ -136,6 +136,14 @@ def test_released_and_owned_tiers_are_refused(which, state):
     assert free(other)
 
 
+@pytest.mark.parametrize("shape", [None, 3, 1.5, "34", object()], ids=repr)
+def test_what_is_no_shape_is_named(shape):
+    with pytest.raises(TypeError, match="grid_shape must be a tuple of integers, got"):
+        TiledEvictable(CPU(0), CPU(0), shape, (2, 4))
+    with pytest.raises(TypeError, match="tile_shape must be a tuple of integers, got"):
+        TiledEvictable(CPU(0), CPU(0), iter([3, 2]), shape)
+
+
 @pytest.mark.parametrize(
     ("grid", "tile", "error"),
     [
@@ -282,6 +290,14 @@ def test_factories_keep_geometry_and_tier_kinds():
         carrier.new_like(range(SLOTS - 1))
     for made in (fresh, zeros):
         made.release()
+
+
+@pytest.mark.parametrize("values", [[], [1.0], range(9)])
+def test_the_factory_needs_a_value_for_each_slot(values):
+    carrier = TiledEvictable(CPU(8), CPU(0), (2,), (4,))
+    with pytest.raises(ValueError, match="8 slots"):
+        carrier.new_like(values)
+    assert carrier.new_like(range(8))[7] == 7
 
 
 def test_a_tensor_sees_the_whole_logical_array():

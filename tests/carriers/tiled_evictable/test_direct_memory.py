@@ -61,7 +61,9 @@ def test_two_operands_need_room_for_two_windows():
     other = Tensor(x.carrier, 0, row_major(16, 64))  # the same tiles, read once
     assert np.array_equal(sw.mul(x, other).numpy(), values * values)
     square = tiled(normal(16, 16), (4, 16), resident=False, memory_limit=2 * ROW)
-    with pytest.raises(MemoryError, match=r"operation needs 768 bytes at once .* memory_limit=512"):
+    with pytest.raises(
+        MemoryError, match=r"operation needs 768 bytes at once .* memory_limit=512; cut the array"
+    ):
         sw.matmul(square, square)
     at_rest(square)
 

@@ -203,8 +203,8 @@ async def test_a_thread_that_keeps_the_interpreter_is_found():
     """On a busy machine as well: the measure must be able to fail."""
 
     def hog() -> None:
-        for _ in range(3):
-            sum(range(3_000_000))  # one instruction of some 30 ms, in which no other thread has a turn
+        for _ in range(6):
+            sum(range(6_000_000))  # one instruction of some 60 ms, in which no other thread has a turn
             time.sleep(0.02)
 
     moves = [await watch(lambda: anyio.to_thread.run_sync(hog)) for _ in range(WINDOWS)]

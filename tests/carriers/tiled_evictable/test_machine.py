@@ -1,6 +1,7 @@
 """Any sequence of requests, policies and failures against a dictionary of the values that must be there."""
 
 from contextlib import ExitStack
+from functools import partial
 
 import hypothesis.strategies as st
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from strideweave import (
     CPU,
     LRU,
+    S3FIFO,
     FileBacked,
     Generic,
     KeepResident,
@@ -79,7 +81,14 @@ class TiledMachine(RuleBasedStateMachine):
         resident=st.booleans(),
         writable=st.booleans(),
         policy=st.sampled_from(
-            [None, Drawn, KeepResident, Streaming, lambda: LRU(max_tiles=2), lambda: LRU(max_bytes=100)]
+            [
+                None,
+                Drawn,
+                KeepResident,
+                Streaming,
+                *[partial(kind, max_tiles=2) for kind in (LRU, S3FIFO)],
+                partial(LRU, max_bytes=100),
+            ]
         ),
         limit=st.sampled_from([None, None, 1, 2, 3, 4.5]),
     )

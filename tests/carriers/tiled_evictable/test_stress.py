@@ -11,11 +11,12 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
-from strideweave import LRU, KeepResident, Streaming, TileConflictError, TileSet, from_numpy
+from strideweave import LRU, S3FIFO, KeepResident, Streaming, TileConflictError, TileSet, from_numpy
 
 EXPERTS = 8
 CALLS = 10_000
 TASKS = 50
+MOST_LIMITED = 3  # tiles of one call, under a limit that holds five
 
 
 class Client:
@@ -25,7 +26,9 @@ class Client:
         self.model, self.random = model, random.Random(seed)
         self.made = self.refused = self.cancelled = self.checked = 0
 
-    def some(self, most=EXPERTS):
+    def some(self):
+        limit = self.model.carrier.memory_limit
+        most = EXPERTS if limit is None else MOST_LIMITED
         return self.random.sample(range(EXPERTS), self.random.randint(1, most))
 
     def start(self):
@@ -97,26 +100,30 @@ class Client:
             self.cancelled += scope.cancelled_caught
 
 
-def policies():
-    return {
-        "no policy": lambda: None,
-        "LRU": lambda: LRU(max_tiles=3),
-        "Streaming": Streaming,
-        "KeepResident": KeepResident,
-    }
+SETTINGS = {
+    "no policy": {},
+    "LRU": {"policy": lambda: LRU(max_tiles=3)},
+    "Streaming": {"policy": Streaming},
+    "KeepResident in a memory limit": {"policy": KeepResident, "memory_limit": 5 * 96},
+    "S3FIFO in a memory limit": {"policy": lambda: S3FIFO(max_tiles=2), "memory_limit": 5 * 96},
+}
+
+
+def made(make_model, policy=None, memory_limit=None):
+    return make_model(policy=policy and policy(), memory_limit=memory_limit)
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("policy", policies().values(), ids=policies())
-async def test_ten_thousand_calls_with_cancelled_awaiters(make_model, policy):
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+async def test_ten_thousand_calls_with_cancelled_awaiters(make_model, setting):
     """Cancelling who waits never cancels the request: all of them end, and no other sees a wrong value."""
-    model = make_model(policy=policy())
+    model = made(make_model, **setting)
     clients = [Client(model, seed) for seed in range(TASKS)]
     async with anyio.create_task_group() as group:
         for client in clients:
-            group.start_soon(client.run, CALLS // TASKS // len(policies()))
+            group.start_soon(client.run, CALLS // TASKS // len(SETTINGS))
     await settle(model)
-    assert sum(client.made for client in clients) == CALLS // len(policies())
+    assert sum(client.made for client in clients) == CALLS // len(SETTINGS)
     for name in ("refused", "cancelled", "checked"):
         assert sum(getattr(client, name) for client in clients), f"no call was {name}"
     assert np.array_equal(model.tensor.numpy(), model.values)
@@ -130,9 +137,10 @@ async def settle(model):
     assert model.at_rest()
 
 
-def test_threads_that_call_at_once(make_model):
+@pytest.mark.parametrize("memory_limit", [None, 5 * 96])
+def test_threads_that_call_at_once(make_model, memory_limit):
     """From any thread: a conflict raises on the thread that caused it, and values are those of the call."""
-    model = make_model(policy=LRU(max_tiles=3))
+    model = make_model(policy=LRU(max_tiles=2), memory_limit=memory_limit)
     guard = threading.Lock()  # a call and the copy of the values it must give are one step
 
     def client(seed):

@@ -161,7 +161,7 @@ class Admission:
             missing = self.grid.coordinates(ordinals[~valid][:4])
             raise InvalidTileError(
                 f"{kind} needs {np.count_nonzero(~valid)} tiles that have no value yet, such as "
-                f"{', '.join(map(str, missing))}; give them values first"
+                f"{', '.join(map(str, missing))}; assign() gives whole tiles their values"
             )
 
     @property

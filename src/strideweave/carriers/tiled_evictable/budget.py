@@ -79,12 +79,15 @@ class Budget:
         """
         need = tiles * self._tile_bytes + staging
         if need > self.limit:
-            parts = f"{tiles} tiles of {self._tile_bytes} bytes" + (
-                f" and {staging} to stage" if staging else ""
-            )
+            size = f"tiles of {self._tile_bytes} bytes"
+            if tiles:
+                parts = f"{tiles} {size} and {staging} to stage" if staging else f"{tiles} {size}"
+                remedy = "take fewer tiles at a time, let a policy evict what need not stay"
+            else:  # an operation on all tiles, which keeps none
+                parts, remedy = f"to stage {size}", "cut the array into smaller tiles"
             raise MemoryError(
-                f"{kind} needs {need} bytes at once ({parts}), more than memory_limit={self.limit}; take fewer "
-                "tiles at a time, let a policy evict what need not stay, or raise the limit"
+                f"{kind} needs {need} bytes at once ({parts}), more than memory_limit={self.limit}; "
+                f"{remedy}, or raise the limit"
             )
 
     # What happens to tiles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
 
@@ -116,7 +116,9 @@ class TiledEvictable(DependentCarrier):
         primary, secondary = check_distinct(primary, secondary)
         check_free(primary, secondary)
         _check_kinds(primary, secondary)
-        grid = TileGrid(tuple(grid_shape), tuple(tile_shape))
+        grid = TileGrid(
+            cast("Any", grid_shape), cast("Any", tile_shape)
+        )  # checks them, and makes them tuples
         _starting_location(primary, secondary, grid)
         itemsize = primary.dtype().itemsize
         limit = check_memory_limit(memory_limit, grid.tile_size * itemsize, primary.size() * itemsize)
@@ -389,6 +391,7 @@ class TiledEvictable(DependentCarrier):
             OwnershipError: compact's carrier is owned by a composite or an unfinished request.
             InvalidTileError: a tile that is added to has no value yet.
             TileConflictError: an unfinished residency request or write covers one of the tiles.
+            MemoryError: the tiles of the template that are to be primary for it could never fit the memory limit.
         """
         return start_scatter(self, compact, template, selection, reduction)
 
@@ -414,6 +417,7 @@ class TiledEvictable(DependentCarrier):
             OwnershipError, ImmutableError: this carrier refuses public writes, or compact's is owned.
             TypeError, ValueError: as ``scatter``.
             TileConflictError: unfinished work needs, moves or covers one of the tiles.
+            MemoryError: the tiles together could never fit the memory limit; write fewer at a time.
         """
         return start_assignment(self, compact, tensor, selection)
 
@@ -427,7 +431,14 @@ class TiledEvictable(DependentCarrier):
         Raises:
             ValueError: not exactly one value for each slot.
         """
-        return super().new_like(values, mutable=mutable, dtype=dtype)
+        fresh = super().new_like(values, mutable=mutable, dtype=dtype)
+        if not (fresh._primary.size() or fresh._secondary.size()):
+            fresh.release()
+            raise ValueError(
+                f"this geometry has a value for each of {self._traffic.grid.slot_count} slots, found none; "
+                "TiledEvictable(...) over two empty tiers starts without values"
+            )
+        return fresh
 
     def allocate_like(
         self, size: int, *, mutable: bool = True, dtype: DType | None = None, empty: bool = False

@@ -167,6 +167,17 @@ def differentiating(reduction, plan=None):
     return scenario
 
 
+def copying(world):
+    """Copy a tiled gradient, as a pass does before it adds to one that somebody refers to."""
+    model = world.model([1, 2], [1])
+
+    def request():
+        copy = model.carrier._copy_gradient(model.tensor)
+        return lambda: check_equal(copy.numpy(), model.values)
+
+    return request
+
+
 STREAM = {"evict": (0, 1, 2, 4, 7)}
 SCENARIOS = {
     "project missing": projecting(3, 1, 5, primary=()),
@@ -197,6 +208,8 @@ SCENARIOS = {
         4, 1, 0, 7, reduction="add", primary=(1, 2), plan={"evict": (0, 1, 2, 7), "promote": (4, 6)}
     ),
     "assign": assigning(4, 1, 0, 2),
+    "assign where others make room": assigning(4, 0),
+    "copy a gradient": copying,
     "differentiate replacing": differentiating("replace"),
     "differentiate adding": differentiating("add"),
     "differentiate with a plan": differentiating("add", {"evict": (1, 3), "promote": (6,)}),
