@@ -349,3 +349,24 @@ def test_a_file_has_no_more_operations_under_way_than_its_queue_depth(
     check(spans)
     assert ring.answers > len(spans)  # those that moved half were handed over again
     assert min(most, 16) <= max(under_way) <= most
+
+
+def test_a_large_batch_leaves_turns_to_the_other_tasks_of_its_loop(big, monkeypatch):
+    monkeypatch.setattr(uring_engine, "TURN_BYTES", 64 << 10)
+    engine = UringEngine()
+    spans = tiles_of(big, range(0, 512, 2), 4096)
+    turns = 0
+
+    async def main():
+        nonlocal turns
+        reading = asyncio.ensure_future(engine.read(spans))
+        while not reading.done():
+            turns += 1
+            await asyncio.sleep(0)
+        await reading
+
+    asyncio.run(main())
+    check(spans)
+    assert turns >= 256 * 4096 // (64 << 10)
+    asyncio.run(engine.read(spans))  # in another loop, whatever the last one had left to do
+    engine.close()

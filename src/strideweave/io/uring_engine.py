@@ -45,9 +45,12 @@ PIECE_BYTES = 1 << 20
 """Bytes that one operation moves, at most: so that several are at work on a large span, and far below the limit of
 2 GiB that one has."""
 
-ASYNC_BYTES = 256 << 10
-"""Bytes from which on an operation goes to a kernel thread at once: what is in the page cache would otherwise be
-copied inside the system call, one operation after the other."""
+ASYNC_BYTES = 1 << 20
+"""Bytes from which on an operation through the page cache goes to a kernel thread at once, so that several processors
+copy. Smaller ones are copied inside the system call: a thread's wake-up and its own event would take longer."""
+
+TURN_BYTES = 4 << 20
+"""Bytes that may be copied inside system calls before the loop's other tasks get a turn."""
 
 INLINE_SPANS = 64
 """A small batch of at most so many spans is read by the loop itself where all of it is in the page cache."""
@@ -82,6 +85,7 @@ class UringEngine:
         self._next_slot = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._retry: asyncio.TimerHandle | None = None
+        self._goes_on = False  # the loop has been asked to call again
         self._closed = False
         self._read_cached = read_cached_spans
 
@@ -162,6 +166,7 @@ class UringEngine:
             # For good, unlike anyio.wait_readable, which adds and removes the descriptor at every wait.
             loop.add_reader(self._ring.event_fd, self._on_event)
             self._loop = loop
+            self._goes_on = False
 
     def _detach(self) -> None:
         loop, self._loop = self._loop, None
@@ -199,11 +204,14 @@ class UringEngine:
 
     def _submit(self) -> None:
         """Hand over as much as the ring has room for, batch by batch."""
-        ring = self._ring
+        ring, turn = self._ring, TURN_BYTES
         try:
             while self._waiting and (room := ring.room):
+                if turn <= 0:
+                    self._go_on_soon()
+                    return
                 batch = self._waiting[0]
-                batch.prepare(ring, room)
+                turn -= batch.prepare(ring, room, turn)
                 if not batch.is_ready:
                     self._waiting.popleft()
                 if not ring.enter():
@@ -221,6 +229,16 @@ class UringEngine:
     def _try_again(self) -> None:
         self._retry = None
         self._on_event()
+
+    def _go_on_soon(self) -> None:
+        if not self._goes_on:
+            self._goes_on = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        if not self._closed:
+            self._on_event()
 
     def _fail(self, error: OSError) -> None:
         """The kernel takes no more: end what it has not taken with that error; what it has taken, it answers."""
@@ -276,9 +294,16 @@ class _Batch:
         """Whether operations are to be handed over now, for the first time or again."""
         return self._under_way < self._most and (self._fresh < len(self._lengths) or bool(self._again))
 
-    def prepare(self, ring: Ring, room: int) -> None:
-        """Put up to ``room`` operations into the ring."""
+    def prepare(self, ring: Ring, room: int, most_bytes: int) -> int:
+        """Put up to ``room`` operations of up to ``most_bytes``, but one at least, into the ring.
+
+        Returns:
+            How many bytes the system call that hands them over may copy.
+        """
         room = min(room, self._most - self._under_way)
+        if not self._again:
+            sizes = np.cumsum(self._lengths[self._fresh : self._fresh + room])
+            room = max(1, int(np.searchsorted(sizes, most_bytes, "right")))
         if self._again:
             places = np.array(self._again[:room], np.int64)
             del self._again[:room]
@@ -290,13 +315,15 @@ class _Batch:
         lengths = self._lengths[places]
         entries = np.zeros(len(places), SUBMISSION)
         entries["opcode"] = self._opcode
-        entries["flags"] = np.where((lengths >= ASYNC_BYTES) & ~self._is_direct[places], ASYNC, 0)
+        elsewhere = self._is_direct[places] | (lengths >= ASYNC_BYTES)
+        entries["flags"] = np.where(elsewhere & ~self._is_direct[places], ASYNC, 0)
         entries["fd"] = self._fds[places]
         entries["offset"] = self._offsets[places]
         entries["address"] = self._addresses[places]
         entries["length"] = lengths
         entries["user_data"] = (np.uint64(self.slot) << _SLOT_BITS) | places.astype(np.uint64)
         ring.prepare(entries)
+        return int(lengths[~elsewhere].sum())
 
     def answer(self, places: NDArray[np.int64], results: NDArray[np.int64]) -> None:
         """Note what became of operations: bytes moved, or a negative error number."""
