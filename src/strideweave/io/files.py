@@ -157,8 +157,11 @@ class OpenFile:
         file = cls(name, os.open(name, flags), writable=writable, creator=os.getpid() if private else None)
         if not any_kind:
             _require_regular(name, os.fstat(file.fd).st_mode)
+        # Some kernels answer an io_uring read of what is not in the page cache with EAGAIN for ever otherwise, and
+        # others do it inside the system call.
+        os.set_blocking(file.fd, True)
         if direct:
-            file.direct_obstacle = file._open_direct(flags)
+            file.direct_obstacle = file._open_direct(flags & ~os.O_NONBLOCK)
         return file
 
     def _open_direct(self, flags: int) -> str | None:

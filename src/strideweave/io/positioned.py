@@ -277,15 +277,20 @@ class _FileMover:
     def finish(self, buffers: list[NDArray[np.uint8]], offset: int, wanted: int, done: int) -> None:
         """Move what is left of the ``wanted`` bytes that ``buffers`` hold, the first ``done`` being moved."""
         buffers = _behind(buffers, done)
+        direct_refused = False
         while done < wanted:
             batch = buffers if wanted - done <= MAX_CALL_BYTES else _front(buffers, MAX_CALL_BYTES)
             try:
                 # The rest of a call that moved less than asked may be aligned no longer.
-                number = self.number if self.direct < 0 else self.number_for(batch, offset + done, ALIGNMENT)
+                cached = self.direct < 0 or direct_refused
+                number = self.number if cached else self.number_for(batch, offset + done, ALIGNMENT)
                 got = self._call(number, batch, offset + done)
             except InterruptedError:
                 continue
             except OSError as error:
+                if error.errno == errno.EINVAL and number != self.number:
+                    direct_refused = True  # the blocks of this device are larger than the alignment
+                    continue
                 if self._cached:
                     self.moved -= done  # the whole run will be read again, and counted then
                     raise _WouldWaitError from None

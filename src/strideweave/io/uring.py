@@ -29,7 +29,8 @@ __all__ = ["ASYNC", "COMPLETION", "NOP", "READ", "SUBMISSION", "WRITE", "Ring", 
 _SETUP, _ENTER, _REGISTER = 425, 426, 427  # the same on every architecture that has them
 
 _SETUP_CLAMP = 1 << 4  # as many entries as the kernel allows, where more are asked for
-_FEATURE_SINGLE_MMAP, _FEATURE_NODROP = 1 << 0, 1 << 1
+# The last came with Linux 5.6, and with it the two operations that move bytes.
+_FEATURE_SINGLE_MMAP, _FEATURE_NODROP, _FEATURE_CURRENT_POSITION = 1 << 0, 1 << 1, 1 << 3
 _ENTER_GETEVENTS = 1 << 0
 _REGISTER_EVENTFD = 4
 _SQ_CQ_OVERFLOW = 1 << 1
@@ -127,9 +128,9 @@ class Ring:
         self.fd = _call(_SETUP, entries, ctypes.byref(parameters))
         complete = False
         try:
-            needed = _FEATURE_SINGLE_MMAP | _FEATURE_NODROP
+            needed = _FEATURE_SINGLE_MMAP | _FEATURE_NODROP | _FEATURE_CURRENT_POSITION
             if parameters.features & needed != needed:
-                raise OSError(errno.ENOSYS, "this kernel's io_uring is older than Linux 5.5")
+                raise OSError(errno.ENOSYS, "this kernel's io_uring is older than Linux 5.6")
             self._map(parameters)
             self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             number = ctypes.c_int(self.event_fd)
