@@ -274,3 +274,10 @@ def test_counters_lose_nothing_between_threads(path: Path) -> None:
         thread.join()
     file.count(bytes_written=7, writes=1)
     assert file.statistics() == FileStatistics(6000, 7, 2000, 1, 0, 0)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_file_is_open_for_calls_that_wait(path: Path, direct: bool) -> None:
+    """With O_NONBLOCK some kernels answer a read by io_uring with EAGAIN for ever."""
+    held = OpenFile.open(path, direct=direct).descriptor()
+    assert all(os.get_blocking(number) for number in (held.number, held.direct) if number >= 0)

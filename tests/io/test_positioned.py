@@ -296,3 +296,28 @@ def test_what_is_read_past_the_page_cache_is_not_looked_for_in_it(tmp_path):
     assert read_cached_spans(spans[1:]) == 0
     assert direct.statistics().reads == 0
     assert cached.statistics().reads <= 1
+
+
+@pytest.mark.parametrize("writing", [False, True])
+def test_a_device_with_larger_blocks_than_the_alignment_is_served_through_the_page_cache(tmp_path, writing):
+    path = tmp_path / "large-blocks.bin"
+    path.write_bytes(bytes(8192) if writing else CONTENT[:4096].tobytes() * 2)
+    file = OpenFile.open(path, writable=True, direct=True)
+    if not file.is_direct:
+        pytest.skip(file.direct_obstacle)
+    real, refused = os.pwritev if writing else os.preadv, []
+
+    def call(number: int, buffers: list[np.ndarray], offset: int) -> int:
+        if number == file.descriptor().direct:
+            refused.append(offset)
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(number, buffers, offset)
+
+    memory = np.zeros(8192, np.uint8)
+    start = -memory.__array_interface__["data"][0] % 4096
+    buffer = memory[start : start + 4096]
+    buffer[:] = CONTENT[:4096] if writing else 0
+    (write_spans if writing else read_spans)([FileSpan(file, 4096, buffer)], call)
+    assert np.array_equal(buffer, CONTENT[:4096])
+    assert path.read_bytes()[4096:] == CONTENT[:4096].tobytes()
+    assert set(refused) == {4096}

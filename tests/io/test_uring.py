@@ -173,6 +173,21 @@ def test_a_kernel_that_refuses_one_of_the_calls_is_found_out(monkeypatch, number
     assert descriptors() == before
 
 
+def test_a_kernel_without_the_operations_that_move_bytes_is_found_out(monkeypatch):
+    before = descriptors()
+    real = uring._call
+
+    def call(which, *arguments):
+        result = real(which, *arguments)
+        if which == 425:
+            arguments[1]._obj.features &= 0b111  # those of Linux 5.5
+        return result
+
+    monkeypatch.setattr(uring, "_call", call)
+    assert "older than Linux 5.6" in why_unavailable()
+    assert descriptors() == before
+
+
 def test_a_lack_of_descriptors_is_found_out():
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(descriptors())
