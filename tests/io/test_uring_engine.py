@@ -133,6 +133,23 @@ def test_a_thousand_errors_make_no_thousand_notes(big, tampered):
     assert len(caught.value.__notes__) <= 8
 
 
+def test_an_operation_that_is_answered_try_again_for_ever_leaves_the_loop_to_others(big, tampered):
+    refusing = [True]
+    engine = tampered(lambda count, result: -errno.EAGAIN if refusing[0] else result)
+    spans = tiles_of(big, [0, 2], 1 << 20)
+
+    async def main():
+        reading = asyncio.ensure_future(engine.read(spans))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not reading.done()
+        refusing[0] = False
+        await reading
+
+    asyncio.run(main())
+    check(spans)
+
+
 @pytest.mark.parametrize("entries", [1, 2, 8])
 def test_a_small_ring_takes_large_batches_in_turns(big, tampered, entries):
     engine = tampered(lambda count, result: result, entries)
@@ -182,9 +199,10 @@ def test_a_kernel_that_takes_no_more_ends_the_batches_and_not_the_engine(big, ta
 
     with monkeypatch.context() as patch:
         patch.setattr(uring, "_call", call)
-        assert all(
-            isinstance(found, OSError) and "a filter came" in str(found) for found in asyncio.run(main())
-        )
+        found = asyncio.run(main())
+    assert all(isinstance(error, OSError) and "a filter came" in str(error) for error in found)
+    assert [error.filename for error in found] == [big.path, big.path]
+    assert found[0] is not found[1]  # or each task's traceback and notes would end up in the other's
     assert (engine._ring.in_flight, engine._ring.queued, engine.statistics().bytes_in_flight) == (0, 0, 0)
     run(engine, batches[0])
     check(batches[0])

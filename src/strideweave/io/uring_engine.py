@@ -242,10 +242,13 @@ class UringEngine:
 
     def _fail(self, error: OSError) -> None:
         """The kernel takes no more: end what it has not taken with that error; what it has taken, it answers."""
+        refusals: dict[_Batch, OSError] = {}  # each batch has one of its own: its task raises it
         for name in self._ring.withdraw().tolist():
-            self._batches[name >> 32].give_up(error, 1)
+            batch = self._batches[name >> 32]
+            batch.give_up(refusals.setdefault(batch, batch.refusal(error)), 1)
         while self._waiting:
-            self._waiting.popleft().abandon(error)
+            batch = self._waiting.popleft()
+            batch.abandon(refusals.setdefault(batch, batch.refusal(error)))
 
 
 class _Batch:
@@ -301,10 +304,11 @@ class _Batch:
             How many bytes the system call that hands them over may copy.
         """
         room = min(room, self._most - self._under_way)
-        if not self._again:
+        repeats = bool(self._again)
+        if not repeats:
             sizes = np.cumsum(self._lengths[self._fresh : self._fresh + room])
             room = max(1, int(np.searchsorted(sizes, most_bytes, "right")))
-        if self._again:
+        if repeats:
             places = np.array(self._again[:room], np.int64)
             del self._again[:room]
         else:
@@ -323,7 +327,8 @@ class _Batch:
         entries["length"] = lengths
         entries["user_data"] = (np.uint64(self.slot) << _SLOT_BITS) | places.astype(np.uint64)
         ring.prepare(entries)
-        return int(lengths[~elsewhere].sum())
+        # What is tried again costs a turn in any case: an operation may be answered EAGAIN for long.
+        return int(lengths.sum() if repeats else lengths[~elsewhere].sum())
 
     def answer(self, places: NDArray[np.int64], results: NDArray[np.int64]) -> None:
         """Note what became of operations: bytes moved, or a negative error number."""
@@ -367,6 +372,14 @@ class _Batch:
     def abandon(self, error: BaseException) -> None:
         """End everything that was not handed over."""
         self.give_up(error, 0)
+
+    def refusal(self, error: OSError) -> OSError:
+        """What to say where the kernel took no more of this batch."""
+        reason = error.strerror or str(error)
+        message = (
+            f"{reason}; the kernel takes no more of this io_uring, and STRIDEWEAVE_IO=threads does without it"
+        )
+        return OSError(error.errno, message, self._files[0].path)
 
     async def wait(self) -> None:
         """Return when something has been answered."""
