@@ -125,5 +125,14 @@ def test_arguments_that_make_no_sense(recorded, options):
     assert result.stdout == ""
 
 
+def test_a_grid_beyond_all_memory_is_said_in_one_line(tmp_path):
+    path = tmp_path / "vast.trace"
+    Trace((2**60,), (1,), 4, [TraceRequest("projection", TileSet([(1,)]))]).save(path)
+    result = trace(path)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("strideweave trace: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_a_trace_to_score_is_needed():
     assert trace().exit_code == 2

@@ -197,12 +197,12 @@ def trace(
     nbytes = parse_bytes(max_bytes or _DEFAULT_BOUND)
     try:
         recorded = Trace.load(file)
-    except (OSError, ValueError) as error:
+        bound = nbytes // recorded.tile_bytes if max_tiles is None else max_tiles
+        names = dict.fromkeys(policy or PolicyName)
+        scores = {name: replay(recorded, name.make(bound)) for name in names}
+    except (OSError, ValueError, MemoryError) as error:
         typer.echo(f"strideweave trace: {error}", err=True)
         raise typer.Exit(_UNUSABLE) from error
-    bound = nbytes // recorded.tile_bytes if max_tiles is None else max_tiles
-    names = dict.fromkeys(policy or PolicyName)
-    scores = {name: replay(recorded, name.make(bound)) for name in names}
     typer.echo(_scores_as_json(recorded, bound, scores) if json_output else _scores(recorded, bound, scores))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 
 import pytest
@@ -90,6 +91,27 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
         trace_of([1]).save(path)
     assert path.read_text("utf-8") == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_regular_file_is_written_to_and_stays(tmp_path):
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to("run.trace")
+    for start in (0, 1):
+        trace_of([start]).save(link)  # first to a file that is not there yet
+        assert link.is_symlink()
+        assert Trace.load(tmp_path / "run.trace") == trace_of([start])
+
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        trace_of([1]).save(pipe)
+        assert pipe.is_fifo()
+        assert os.read(reader, 1 << 16) == (tmp_path / "run.trace").read_bytes()
+    finally:
+        os.close(reader)
+
+    with pytest.raises(IsADirectoryError, match=f"{tmp_path.name}'$"):
+        trace_of([1]).save(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,8 @@ def _encode(shape: IntTuple, coordinate: object, whole: Shape) -> int:
         return position
     position = as_integer(coordinate, "a coordinate")
     if not 0 <= position < product(shape):
-        mode = "" if shape is whole else f"the mode {shape} of "
-        raise IndexError(f"coordinate {position} is outside [0, {product(shape)}) of {mode}{whole!r}")
+        where = "" if shape is whole else f"the mode {shape} of "
+        raise IndexError(f"coordinate {position} is outside [0, {product(shape)}) of {where}{whole!r}")
     return position
 
 

@@ -91,15 +91,19 @@ class Trace:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace file, whole or not at all; a file of that name is replaced.
 
+        Of a link it is the file that the link leads to. What is no regular file, such as a pipe, is written to as
+        it is, and stays.
+
         Raises:
             OSError: it cannot be written.
         """
-        target = Path(path)
+        target = Path(path).resolve()
+        if target.exists() and not target.is_file():
+            self._write(target)
+            return
         partial = target.with_name(target.name + ".part")
         try:
-            with partial.open("w", encoding="utf-8", newline="\n") as file:
-                for line in self._lines():
-                    file.write(line + "\n")
+            self._write(partial)
             partial.replace(target)
         except BaseException:
             partial.unlink(missing_ok=True)
@@ -119,6 +123,11 @@ class Trace:
             grid, tile_bytes = header.grid()
             requests = tuple([_Reader(path, number, line).request(grid) for number, line in lines])
         return cls(grid.grid_shape, grid.tile_shape, tile_bytes, requests)
+
+    def _write(self, path: Path) -> None:
+        with path.open("w", encoding="utf-8", newline="\n") as file:
+            for line in self._lines():
+                file.write(line + "\n")
 
     def _lines(self) -> Iterator[str]:
         header = (_FORMAT, _VERSION, self.grid_shape, self.tile_shape, self.tile_bytes)

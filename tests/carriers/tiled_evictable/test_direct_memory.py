@@ -68,6 +68,17 @@ def test_two_operands_need_room_for_two_windows():
     at_rest(square)
 
 
+def test_gradients_of_rows_against_columns_need_room_for_one_of_their_tiles():
+    values, others = normal(64, 64), normal(64, 64)
+    rows = tiled(values, (1, 64), resident=False, memory_limit=2 * ROW)
+    columns = tiled(others, (64, 1), resident=False, memory_limit=2 * ROW)
+    sw.reduce_sum(rows * columns).backward()
+    assert np.array_equal(rows.grad.numpy(), others)
+    assert np.array_equal(columns.grad.numpy(), values)
+    for tensor in (rows, columns, rows.grad, columns.grad):
+        at_rest(tensor)
+
+
 def test_what_a_policy_keeps_counts():
     values = normal(8, 64)
     x = tiled(values, (1, 64), resident=False, memory_limit=8 * ROW, residency_policy=KeepResident())

@@ -1,11 +1,14 @@
 """A tiled carrier that nobody holds any more goes at once, tiles and all, without the cycle collector."""
 
 import gc
+import os
 import threading
 import weakref
 
+import numpy as np
 import pytest
 
+import strideweave
 from strideweave import CPU, FileBacked, TiledResidencyFacet, TileSelection
 from strideweave.runtime.event_loop import current_runtime
 
@@ -66,6 +69,29 @@ def test_a_dropped_carrier_goes_at_once(make_model, control_moves, no_collector,
     assert [ref() for ref in gone] == [None, None]
     with pytest.raises(FileNotFoundError):
         open(spill)  # noqa: PTH123, SIM115
+
+
+@pytest.mark.parametrize(
+    "limit", [None, 16 * 4096], ids=["in one block", "in blocks, of which the second fails"]
+)
+@pytest.mark.parametrize("kind", ["operation", "pass", "two operands"])
+def test_a_failed_direct_operation_keeps_nothing(no_collector, kind, limit):
+    ones = np.ones((16, 1024), np.float32)
+    tensor = strideweave.tiled(ones, (1, 1024), resident=False, memory_limit=limit)
+    other = strideweave.tiled(ones, (1, 1024), resident=False)
+    before = strideweave.reduce_sum(tensor * tensor) if kind == "pass" else None
+    os.truncate(tensor.carrier.secondary.path, 4096)
+    with pytest.raises(EOFError, match="were wanted"):
+        if before is not None:
+            before.backward()
+        elif kind == "operation":
+            strideweave.reduce_sum(tensor)
+        else:
+            strideweave.add(other, tensor)
+    gone = [weakref.ref(one.carrier) for one in (tensor, other)]
+    del tensor, other, before
+    let_the_loop_finish()
+    assert [ref() for ref in gone] == [None, None]
 
 
 def test_unfinished_work_keeps_the_carrier_until_it_ends(make_model, control_moves, no_collector):

@@ -404,5 +404,5 @@ class TiledMachine(RuleBasedStateMachine):
 
 TestTiledMachine = TiledMachine.TestCase
 TestTiledMachine.settings = settings(
-    max_examples=100, stateful_step_count=25, deadline=None, report_multiple_bugs=False
+    max_examples=60, stateful_step_count=25, deadline=None, report_multiple_bugs=False
 )

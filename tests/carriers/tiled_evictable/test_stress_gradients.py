@@ -26,7 +26,7 @@ from strideweave.carriers.tiled_evictable import streaming as streaming_module
 from strideweave.errors import StaleGraphError
 
 TILE_BYTES = 96
-THREADS, CALLS = 6, 30
+THREADS, CALLS = 6, 20
 KINDS = ("project", "project", "scatter", "scale", "square", "matmul", "promote", "evict", "write")
 
 

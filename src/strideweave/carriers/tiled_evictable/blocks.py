@@ -130,6 +130,10 @@ def _grains(rank: int, everybody: Sequence[Footprint], budget: int) -> list[int]
             if axis is not None:
                 own[axis] = extent if common[axis] == 1 else own[axis]
                 common[axis] = math.lcm(common[axis], extent)
+    target = everybody[0]
+    for axis, extent in zip(target.axes, target.tile_shape or (), strict=False):
+        if axis is not None:
+            own[axis] = extent  # also where that is 1, since nothing shrinks it
     fits = all(item.nbytes(common) <= item.limit(budget) for item in everybody)
     return common if fits else own
 

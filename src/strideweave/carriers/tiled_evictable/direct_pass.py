@@ -175,5 +175,8 @@ async def _together(jobs: Sequence[Callable[[], Awaitable[None]]]) -> None:
         first, *others = errors
         for other in others:
             first.add_note(f"the next block failed too: {other!r}")
-        errors.clear()  # no cycle: the error's traceback holds this frame
-        raise first
+        try:
+            raise first
+        finally:
+            errors.clear()  # no cycle: the error's traceback holds this frame
+            del first, others

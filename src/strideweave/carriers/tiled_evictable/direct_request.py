@@ -241,8 +241,6 @@ class Holding:
         handle: AwaitResult[T] = AwaitResult()
         companions: list[AwaitResult[None]] = []
         holds = list(self._holds.values())
-        if not holds:
-            return host._scope.start(handle, work).wait()
 
         async def accompany(_: LedgerEntry) -> None:
             await over
@@ -252,6 +250,10 @@ class Holding:
 
         started = False
         try:
+            if not holds:
+                host._scope.start(handle, work)
+                started = True
+                return handle.wait()
             for hold in holds[1:]:
                 companion: AwaitResult[None] = AwaitResult()
                 hold.carrier._start_work(companion, hold.enter, accompany)
@@ -264,9 +266,15 @@ class Holding:
         finally:
             if not started:
                 let_go()
-            if handle.done or not started:  # else the thread was interrupted, and the work goes on
-                for companion in companions:
-                    companion.wait()
+            try:
+                if handle.done or not started:  # else the thread was interrupted, and the work goes on
+                    for companion in companions:
+                        companion.wait()
+            finally:
+                del (
+                    handle,
+                    companions,
+                )  # an error's traceback keeps this frame: no cycle handle -> error -> frame
 
 
 def _key(tensor: Tensor) -> _Key:

@@ -82,7 +82,8 @@ class Eviction(Transfers):
                     freed = self.ledger.take_freed()
                     self._wake()
                 finish(freed)
-                reason = str(error)  # a handler that keeps records must not keep tiles: traceback, frames, carrier
+                # A handler that keeps records must not keep tiles: traceback, frames, carrier.
+                reason = str(error)
                 _logger.warning("eviction of %d tiles failed, they stay primary: %s", len(dirty), reason)
                 leaving = leaving[~np.isin(leaving, dirty)]
         return await self.drop(entry, leaving, put_off=put_off)

@@ -296,5 +296,6 @@ class TileTraffic(Streaming, Eviction):
             try:
                 await self.fetch(entry, gone)
             except BaseException as error:  # the request's own error is the one to report
-                reason = str(error)  # a handler that keeps records must not keep tiles: traceback, frames, carrier
+                # A handler that keeps records must not keep tiles: traceback, frames, carrier.
+                reason = str(error)
                 _logger.warning("%d tiles could not be made primary again: %s", len(gone), reason)

@@ -28,7 +28,7 @@ from strideweave.runtime.event_loop import current_runtime
 from strideweave.runtime.workers import run_jobs
 
 TILE_BYTES = 96
-ATTEMPTS = 8
+ATTEMPTS = 6
 ERRORS = {
     "OSError": lambda: OSError(28, "No space left on device"),
     "MemoryError": MemoryError,
