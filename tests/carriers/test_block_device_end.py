@@ -8,16 +8,20 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import weakref
 from pathlib import Path
 
+import anyio
 import numpy as np
 import pytest
 
 from strideweave import BlockDevice, BlockDeviceCarrier, DType
+from strideweave.carriers import file_slots
 from strideweave.errors import ReleasedError
 from strideweave.io.extents import ExtentMap
 from strideweave.io.positioned import ShortFileError
+from strideweave.runtime.await_result import AwaitResult
 from strideweave.testing import values_of
 
 MIB = 1 << 20
@@ -336,3 +340,38 @@ def test_a_process_that_ends_without_closing_says_nothing_and_lets_go(disk):
     with BlockDevice(disk) as device:
         assert device.allocate(4, empty=True)[0] == 1.0
         gc.collect()
+
+
+def test_an_interrupted_write_keeps_its_extent_until_it_has_ended(small_device, monkeypatch):
+    """Else another carrier would get the extent, and the write would go on into its values."""
+    engine, gate, entered = file_slots.default_engine(), threading.Event(), threading.Event()
+
+    class Held:
+        async def write(self, spans):
+            entered.set()
+            await anyio.to_thread.run_sync(gate.wait)
+            await engine.write(spans)
+
+    class Interrupted(AwaitResult):
+        def wait(self, timeout=None):
+            entered.wait(60)
+            ended.append(self)
+            raise KeyboardInterrupt
+
+    ended = []
+    values = np.arange(5000, dtype=np.float32)
+    empty = small_device.allocate(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(file_slots, "default_engine", Held)
+        patch.setattr(file_slots, "AwaitResult", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            empty.new_like(values)
+    gc.collect()
+    assert small_device.statistics().extents == 1
+    other = empty.new_like(values)
+    gate.set()
+    AwaitResult.wait(ended.pop(), 60)
+    assert np.array_equal(values_of(other), values)
+    other.release()
+    gc.collect()
+    assert small_device.statistics().extents == 0

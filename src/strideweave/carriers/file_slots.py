@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from strideweave.carriers.base import Carrier
 from strideweave.carriers.memory import slots_from
+from strideweave.errors import PendingWorkError
 from strideweave.io.engine import default_engine
 from strideweave.io.positioned import FileSpan, read_spans, write_spans
 from strideweave.runtime.await_result import AwaitResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable
     from typing import Self
 
     from numpy.typing import NDArray
@@ -48,11 +50,15 @@ class FileCarrier(Carrier):
         self.supports_storage_dtype(chosen)
         slots = np.ascontiguousarray(slots_from(values, chosen))
         carrier = self.allocate_like(len(slots), mutable=mutable, dtype=chosen, empty=True)
+        written = False
         try:
             carrier._write_slots(slots)
-        except BaseException:  # whatever ended the write, nobody has the carrier that owns this storage
-            carrier.release()
-            raise
+            written = True
+        finally:
+            if not written:  # nobody has the carrier that owns this storage
+                # Interrupted, the write goes on; it holds the carrier, which gives the storage back after it.
+                with suppress(PendingWorkError):
+                    carrier.release()
         return carrier
 
     def _load_slot(self, i: int) -> bool | int | float:
@@ -66,14 +72,22 @@ class FileCarrier(Carrier):
     def _read_slots(self, start: int, slots: int) -> NDArray[Any]:
         values = np.empty(slots, self._dtype.numpy)
         span = self._span(start, values)
-        self._scope.start(AwaitResult[None](), default_engine().read, [span]).wait()
+        self._scope.start(AwaitResult[None](), self._move, default_engine().read, span).wait()
         return values
 
     def _write_slots(self, values: NDArray[Any]) -> None:
         """Write contiguous values of the dtype from slot 0 on; waits for I/O."""
         if len(values):
             span = self._span(0, values)
-            self._scope.start(AwaitResult[None](), default_engine().write, [span]).wait()
+            self._scope.start(AwaitResult[None](), self._move, default_engine().write, span).wait()
+
+    async def _move(self, move: Callable[[list[FileSpan]], Awaitable[None]], span: FileSpan) -> None:
+        """Read or write a span.
+
+        A method, because the request then keeps the carrier: whoever waits may be interrupted and let go of it, and
+        nobody else may be given its storage before the system has come to an end with it.
+        """
+        await move([span])
 
     def _span(self, start: int, slots: NDArray[Any]) -> FileSpan:
         file, base = self._file()

@@ -21,7 +21,7 @@ from strideweave.runtime.thread_role import waiting_is_forbidden
 from strideweave.runtime.workers import WorkerPool, run_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Self
 
     from numpy.typing import NDArray
@@ -157,14 +157,22 @@ class DefinedCarrier(Carrier):
         values = np.empty(slots, self._dtype.numpy)
         if slots:
             job = partial(self._storage().read, start, values)
-            self._scope.start(AwaitResult[None](), run_jobs, [job]).wait()
+            self._scope.start(AwaitResult[None](), self._in_worker, job).wait()
         return values
 
     def _write_slots(self, values: NDArray[Any]) -> None:
         """Write values of the dtype from slot 0 on; waits for the provider."""
         if len(values):
             job = partial(self._storage().write, 0, values)
-            self._scope.start(AwaitResult[None](), run_jobs, [job]).wait()
+            self._scope.start(AwaitResult[None](), self._in_worker, job).wait()
+
+    async def _in_worker(self, job: Callable[[], None]) -> None:
+        """Have a worker do a job of the provider.
+
+        A method, because the request then keeps the carrier: whoever waits may be interrupted and let go of it, and
+        the provider is to free nothing that it is reading or writing.
+        """
+        await run_jobs([job])
 
     def _filled_like(self, values: Iterable[Any], mutable: bool, dtype: DType) -> Self:
         """What ``new_like`` is to give, with everything about ``dtype`` decided."""
