@@ -94,9 +94,10 @@ def test_what_is_neither_a_device_nor_a_file_is_refused(disk_path):
             BlockDevice(path)
 
 
-def test_a_size_that_the_system_refuses_leaves_no_file(disk):
+@pytest.mark.parametrize("size", [1 << 62, 1 << 63, 1 << 70])
+def test_a_size_that_the_system_refuses_leaves_no_file(disk, size):
     with pytest.raises(OSError, match="bytes long") as caught:
-        BlockDevice(disk, size=1 << 62)
+        BlockDevice(disk, size=size)
     assert caught.value.filename == str(disk)
     assert not disk.exists()
 
@@ -107,6 +108,24 @@ def test_a_file_that_may_not_be_written_is_refused(disk):
     disk.chmod(0o400)
     with pytest.raises(PermissionError):
         BlockDevice(disk)
+
+
+def test_a_link_that_leads_nowhere_is_refused(disk):
+    disk.symlink_to(disk.with_name("gone"))
+    for options in ({}, {"size": MIB}):
+        with pytest.raises(FileNotFoundError, match="leads nowhere"):
+            BlockDevice(disk, **options)
+    assert not disk.exists()
+
+
+def test_a_read_only_device_is_refused(loop_device):
+    subprocess.run(["blockdev", "--setro", loop_device], check=True)
+    try:
+        with pytest.raises(OSError, match="must be writable") as caught:
+            BlockDevice(loop_device)
+    finally:
+        subprocess.run(["blockdev", "--setrw", loop_device], check=True)
+    assert (caught.value.errno, caught.value.filename) == (errno.EROFS, loop_device)
 
 
 def test_the_geometry_is_the_devices_own(loop_device):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["DeviceGeometry", "HeldDevice"]
 
 # <linux/fs.h>
+_IS_READ_ONLY = 0x125E  # BLKROGET
 _LOGICAL_BLOCK = 0x1268  # BLKSSZGET
 _PHYSICAL_BLOCK = 0x127B  # BLKPBSZGET
 _DISCARD = 0x1277  # BLKDISCARD
@@ -212,7 +213,10 @@ def _open_existing(path: str, flags: int) -> int:
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116  the name stays as given
     except FileNotFoundError as error:
-        message = f"{error.strerror}; pass size to make a file there"
+        what_to_do = (
+            "the link there leads nowhere" if os.path.lexists(path) else "pass size to make a file there"
+        )
+        message = f"{error.strerror}; {what_to_do}"
         raise FileNotFoundError(error.errno, message, path) from None
     if not (stat.S_ISBLK(mode) or stat.S_ISREG(mode)):
         raise ValueError(f"{path!r} is neither a block device nor a regular file")
@@ -242,6 +246,9 @@ def _let_go(number: int, process: int) -> None:
 def _extend(number: int, size: int, path: str) -> None:
     try:
         os.ftruncate(number, size)
+    except OverflowError:
+        message = f"{os.strerror(errno.EFBIG)}; it was to be {size} bytes long"
+        raise OSError(errno.EFBIG, message, path) from None
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror}; it was to be {size} bytes long", path) from error
 
@@ -254,6 +261,8 @@ def _geometry(number: int, path: str) -> DeviceGeometry:
         return DeviceGeometry(status.st_size, block, block, is_block_special=False)
     if not sys.platform.startswith("linux"):
         raise OSError(errno.EOPNOTSUPP, f"the size of a device is not known on {sys.platform}", path)
+    if _asked(number, _IS_READ_ONLY):  # some kernels let it be opened for writing all the same
+        raise OSError(errno.EROFS, f"{os.strerror(errno.EROFS)}; a BlockDevice must be writable", path)
     return DeviceGeometry(
         capacity=os.lseek(number, 0, os.SEEK_END),
         logical_block=_asked(number, _LOGICAL_BLOCK),
