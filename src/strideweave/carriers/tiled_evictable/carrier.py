@@ -116,9 +116,7 @@ class TiledEvictable(DependentCarrier):
         primary, secondary = check_distinct(primary, secondary)
         check_free(primary, secondary)
         _check_kinds(primary, secondary)
-        grid = TileGrid(
-            cast("Any", grid_shape), cast("Any", tile_shape)
-        )  # checks them, and makes them tuples
+        grid = TileGrid(cast("Any", grid_shape), cast("Any", tile_shape))  # which makes tuples of them
         _starting_location(primary, secondary, grid)
         itemsize = primary.dtype().itemsize
         limit = check_memory_limit(memory_limit, grid.tile_size * itemsize, primary.size() * itemsize)
