@@ -159,6 +159,20 @@ def test_released_carriers_refuse_and_still_answer_what_they_may(make_model):
     fresh.release()
 
 
+@pytest.mark.parametrize("start", ["primary", "secondary"])
+@pytest.mark.parametrize("limit", [None, 8 * 96])
+def test_a_released_carrier_says_that_it_holds_nothing(make_model, start, limit):
+    model = make_model(start, memory_limit=limit)
+    model.check(1, 2)
+    before = model.carrier.statistics()
+    assert before.resident_tiles > 0 < before.memory_bytes
+    model.carrier.release()
+    after = model.carrier.statistics()
+    assert (after.resident_tiles, after.resident_bytes, after.memory_bytes) == (0, 0, 0)
+    assert (after.dirty_tiles, after.recycled_bytes, after.put_off_evictions) == (0, 0, 0)
+    assert (after.peak_memory_bytes, after.misses) == (before.peak_memory_bytes, before.misses)
+
+
 def test_a_write_inside_the_runtime_that_would_have_to_wait_is_refused_and_never_happens(make_model):
     model = make_model()
     model.carrier.promote(model.select(1))

@@ -116,9 +116,7 @@ class TiledEvictable(DependentCarrier):
         primary, secondary = check_distinct(primary, secondary)
         check_free(primary, secondary)
         _check_kinds(primary, secondary)
-        grid = TileGrid(
-            cast("Any", grid_shape), cast("Any", tile_shape)
-        )  # checks them, and makes them tuples
+        grid = TileGrid(cast("Any", grid_shape), cast("Any", tile_shape))  # which makes tuples of them
         _starting_location(primary, secondary, grid)
         itemsize = primary.dtype().itemsize
         limit = check_memory_limit(memory_limit, grid.tile_size * itemsize, primary.size() * itemsize)
@@ -467,10 +465,10 @@ class TiledEvictable(DependentCarrier):
             return TiledStatistics(
                 tile_count=traffic.grid.tile_count,
                 tile_bytes=traffic.tile_bytes,
-                resident_tiles=traffic.table.resident_count,
+                resident_tiles=0 if fields["is_released"] else traffic.table.resident_count,
                 resident_bytes=counters.reserved_tiles * traffic.tile_bytes,
                 peak_resident_bytes=counters.peak_tiles * traffic.tile_bytes,
-                dirty_tiles=len(traffic.table.dirty()),
+                dirty_tiles=0 if fields["is_released"] else len(traffic.table.dirty()),
                 recycled_bytes=traffic.primary.recycled_bytes,
                 recycle_limit_bytes=self._recycle_bytes,
                 staging_bytes=counters.staging_bytes,
@@ -601,6 +599,8 @@ class TiledEvictable(DependentCarrier):
     def _free_storage(self) -> None:
         self._traffic.primary.release()
         self._traffic.secondary.release()
+        with self._traffic.lock:
+            self._traffic.counters.note_released()
         super()._free_storage()
 
     def _adopt_like(self, values: npt.NDArray[Any], dtype: DType) -> Self:

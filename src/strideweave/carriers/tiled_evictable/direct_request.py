@@ -271,10 +271,8 @@ class Holding:
                     for companion in companions:
                         companion.wait()
             finally:
-                del (
-                    handle,
-                    companions,
-                )  # an error's traceback keeps this frame: no cycle handle -> error -> frame
+                # An error's traceback keeps this frame: no cycle handle -> error -> frame -> handle.
+                del handle, companions
 
 
 def _key(tensor: Tensor) -> _Key:

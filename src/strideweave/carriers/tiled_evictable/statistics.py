@@ -43,6 +43,11 @@ class TrafficCounters:
         self.staging_bytes += nbytes
         self.peak_staging_bytes = max(self.peak_staging_bytes, self.staging_bytes)
 
+    def note_released(self) -> None:
+        """The carrier gave everything back: nothing has a place any more, nor is to leave later."""
+        self.reserved_tiles = 0
+        self.put_off.clear()
+
     def note_memory(self, nbytes: int) -> None:
         """So much memory is in use for tiles."""
         self.peak_memory_bytes = max(self.peak_memory_bytes, nbytes)
