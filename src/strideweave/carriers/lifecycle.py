@@ -220,7 +220,7 @@ class CarrierLifecycle(Storage):
         pending = self._task_scope.pending if self._task_scope is not None else 0
         if pending:
             raise PendingWorkError(
-                f"this {type(self).__name__} has work that is not finished, requests: {pending}; wait for their "
+                f"this {type(self).__name__} has unfinished requests: {pending}; wait for their "
                 "handles first",
                 pending=pending,
             )

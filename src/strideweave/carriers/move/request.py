@@ -117,7 +117,7 @@ def _check_destination(source: Carrier, destination: object) -> type[MoveOperati
     pending = source._statistics_fields()["pending"]
     if pending:
         raise PendingWorkError(
-            f"the tensor's carrier has work that is not finished, requests: {pending}; wait for their handles first",
+            f"the tensor's carrier has unfinished requests: {pending}; wait for their handles first",
             pending=pending,
         )
     for carrier in (source, destination):
