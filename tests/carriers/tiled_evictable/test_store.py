@@ -25,9 +25,22 @@ def tiles(*ordinals):
     return np.array(ordinals, np.int64)
 
 
+def one_by_one(arrays, count):
+    """Places that were given carrier by carrier, in the order of the tiles."""
+    found = [None] * count
+    for which, carrier, starts in arrays:
+        for position, start in zip(
+            range(count) if which is None else which.tolist(), starts.tolist(), strict=True
+        ):
+            assert found[position] is None
+            found[position] = (carrier, start)
+    return found
+
+
 def rows_of(store, ordinals):
-    """The tiles one by one; where one array has them all, it must say the same."""
+    """The tiles one by one; where one array has them all, it must say the same, and so must arrays of places."""
     rows = store.rows(ordinals)
+    assert one_by_one(store.place_arrays(ordinals), len(ordinals)) == list(store.places(ordinals))
     block = store.block(ordinals)
     if block is not None:
         array, places = block
@@ -258,7 +271,7 @@ def test_write_backs_go_to_the_tier_when_it_may_be_written():
     store = SecondaryStore(tier, GRID, writable=True)
     store.prepare_write()
     assert tier.size() == GRID.slot_count
-    assert list(store.write_places(tiles(2))) == [(tier, 2048)]
+    assert one_by_one(store.write_places(tiles(2)), 1) == [(tier, 2048)]
     store.commit_write(tiles(2))
     assert list(store.places(tiles(1, 2))) == [(tier, 1024), (tier, 2048)]
 
@@ -267,11 +280,12 @@ def test_write_backs_go_to_a_spill_beside_a_read_only_tier():
     tier = CPU.from_numpy(np.ones(GRID.slot_count, np.float32), mutable=False)
     store = SecondaryStore(tier, GRID, writable=False)
     store.prepare_write()
-    ((spill, start),) = store.write_places(tiles(2))
+    ((spill, start),) = one_by_one(store.write_places(tiles(2)), 1)
     assert (spill is tier, start, type(spill)) == (False, 2048, CPU)
     assert list(store.places(tiles(2))) == [(tier, 2048)]
     store.commit_write(tiles(2))
     assert list(store.places(tiles(1, 2, 3))) == [(tier, 1024), (spill, 2048), (tier, 3072)]
+    assert one_by_one(store.place_arrays(tiles(1, 2, 3)), 3) == list(store.places(tiles(1, 2, 3)))
     store.release()
     assert spill.is_released()
     assert not tier.is_released()
