@@ -83,3 +83,10 @@ def test_a_gradient_begins_with_zeros_everywhere():
     assert table.is_implicit(tiles(0, 1, 2)).all()
     assert table.valid().tolist() == [0, 1, 2]
     assert (table.resident_count, table.dirty().tolist()) == (0, [])
+
+
+def test_a_table_that_is_cleared_has_no_values():
+    table = ResidencyTable(4, Location.PRIMARY)
+    table.clear()
+    assert (table.resident_count, len(table.valid()), len(table.dirty())) == (0, 0, 0)
+    assert table.state(2).location == "none"

@@ -83,6 +83,12 @@ class ResidencyTable:
         """How many tiles are in the primary tier."""
         return self._resident
 
+    def clear(self) -> None:
+        """No tile has a value any more."""
+        self._location[:] = _NONE
+        self._dirty[:] = False
+        self._resident = 0
+
     def is_valid(self, ordinals: Ordinals) -> Mask:
         """Tell for each tile whether it has a value."""
         valid: Mask = self._location[ordinals] != _NONE

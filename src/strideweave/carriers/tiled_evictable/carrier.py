@@ -465,10 +465,10 @@ class TiledEvictable(DependentCarrier):
             return TiledStatistics(
                 tile_count=traffic.grid.tile_count,
                 tile_bytes=traffic.tile_bytes,
-                resident_tiles=0 if fields["is_released"] else traffic.table.resident_count,
+                resident_tiles=traffic.table.resident_count,
                 resident_bytes=counters.reserved_tiles * traffic.tile_bytes,
                 peak_resident_bytes=counters.peak_tiles * traffic.tile_bytes,
-                dirty_tiles=0 if fields["is_released"] else len(traffic.table.dirty()),
+                dirty_tiles=len(traffic.table.dirty()),
                 recycled_bytes=traffic.primary.recycled_bytes,
                 recycle_limit_bytes=self._recycle_bytes,
                 staging_bytes=counters.staging_bytes,
@@ -600,6 +600,7 @@ class TiledEvictable(DependentCarrier):
         self._traffic.primary.release()
         self._traffic.secondary.release()
         with self._traffic.lock:
+            self._traffic.table.clear()  # also for whoever counts later, such as the request that released it
             self._traffic.counters.note_released()
         super()._free_storage()
 

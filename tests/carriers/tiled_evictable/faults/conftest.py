@@ -22,6 +22,7 @@ import pytest
 
 from strideweave import CPU, FileBacked, Generic, ResidencyPlan, Tensor, TiledEvictable, TileSet, row_major
 from strideweave.carriers.move import dispatch_move, registered_move_operation
+from strideweave.io.engine import default_engine
 from strideweave.io.files import OpenFile
 from strideweave.io.spill import SpillDirectory
 from strideweave.runtime.event_loop import current_runtime
@@ -267,6 +268,7 @@ def let_the_loop_turn():
 @pytest.fixture
 def fail_everywhere(make_model, monkeypatch):
     """Run a scenario without a fault, and then with one at each call in turn."""
+    default_engine()  # has descriptors of its own, which are not to be counted as the scenario's
     faults, born = Faults(), Born(monkeypatch)
 
     def attempt(scenario, pair, limit, fatal):
