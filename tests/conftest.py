@@ -1,6 +1,5 @@
 """Fixtures that every room's tests share."""
 
-import gc
 import os
 import shutil
 import subprocess
@@ -62,5 +61,4 @@ def loop_device(disk_path: Path) -> Iterator[str]:
         pytest.skip(f"no loop device: {made.stderr.strip()}")
     node = made.stdout.strip()
     yield node
-    gc.collect()  # whoever still has it open keeps it
     subprocess.run([losetup, "--detach", node], check=True)

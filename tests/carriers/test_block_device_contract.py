@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 
 from strideweave import CPU, BlockDevice, DType, Evictable, TiledEvictable
@@ -25,18 +23,18 @@ class TestOnEveryEngine(CarrierContract):
 
 class TestThroughThePageCache(CarrierContract):
     @pytest.fixture
-    def make_carrier(self, disk_path):
-        with BlockDevice(disk_path / "disk.bin", size=MIB, direct=False) as device:
-            yield lambda values, mutable=True: on_device(device, values, mutable)
-            gc.collect()
+    def make_carrier(self, disk_path, end_device):
+        device = BlockDevice(disk_path / "disk.bin", size=MIB, direct=False)
+        yield lambda values, mutable=True: on_device(device, values, mutable)
+        end_device(device)
 
 
 class TestOnALoopDevice(CarrierContract):
     @pytest.fixture
-    def make_carrier(self, loop_device):
-        with BlockDevice(loop_device) as device:
-            yield lambda values, mutable=True: on_device(device, values, mutable)
-            gc.collect()
+    def make_carrier(self, loop_device, end_device):
+        device = BlockDevice(loop_device)
+        yield lambda values, mutable=True: on_device(device, values, mutable)
+        end_device(device)
 
 
 class TestUnderAnEvictable(CarrierContract):
