@@ -28,13 +28,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FileSpan",
+    "INLINE_SPANS",
     "MAX_BUFFERS",
     "MAX_CALL_BYTES",
     "ShortFileError",
     "SpanBatch",
     "SpanBlock",
+    "failure",
+    "raise_first",
     "read_cached_spans",
     "read_spans",
+    "stuck",
     "write_spans",
 ]
 
@@ -42,6 +46,9 @@ MAX_CALL_BYTES = 512 << 10
 """Bytes that one system call moves, at most. The system could move 2 GiB, but may not put a copy in its kernel
 aside: where every core is busy with one, the caller's loop would wait for its end. This is half the lateness of
 calls of 4 MiB, at the same speed."""
+
+INLINE_SPANS = 64
+"""A small batch of at most so many spans is read by the loop itself where all of it is in the page cache."""
 
 MAX_BUFFERS = 1024
 """Buffers that one system call may be given: IOV_MAX on every system that has the calls."""
@@ -312,17 +319,46 @@ class _FileMover:
 
     def _failure(self, error: OSError, offset: int, wanted: int, done: int) -> OSError:
         reason = error.strerror or str(error)
-        return OSError(error.errno, self._report(reason, offset, wanted, done), self.file.path)
+        message = _report(reason, offset, wanted, done, writing=self._writing)
+        return OSError(error.errno, message, self.file.path)
 
     def _stuck(self, offset: int, wanted: int, done: int) -> Exception:
-        if not self._writing:
-            return ShortFileError(self.file.path, offset, wanted, done)
-        message = self._report("the system took no more bytes", offset, wanted, done)
-        return OSError(errno.EIO, message, self.file.path)
+        return stuck(self.file.path, offset, wanted, done, writing=self._writing)
 
-    def _report(self, reason: str, offset: int, wanted: int, done: int) -> str:
-        verb = "written" if self._writing else "read"
-        return f"{reason}; {wanted} bytes were to be {verb} at offset {offset}, got {done}"
+
+def failure(code: int, path: str, offset: int, wanted: int, done: int, *, writing: bool) -> OSError:
+    """The error of an operation that ended with an error number."""
+    return OSError(code, _report(os.strerror(code), offset, wanted, done, writing=writing), path)
+
+
+def stuck(path: str, offset: int, wanted: int, done: int, *, writing: bool) -> Exception:
+    """The error of an operation that moves nothing any more."""
+    if not writing:
+        return ShortFileError(path, offset, wanted, done)
+    message = _report("the system took no more bytes", offset, wanted, done, writing=True)
+    return OSError(errno.EIO, message, path)
+
+
+def raise_first(errors: list[BaseException]) -> None:
+    """Raise what went wrong first in a batch, with a note on what else did; nothing if nothing did.
+
+    The list is emptied: whoever keeps it is on the error's traceback, and the two would keep each other alive.
+    """
+    if not errors:
+        return
+    first, *others = errors
+    for other in others:
+        first.add_note(f"another piece of the same batch failed too: {other!r}")
+    try:
+        raise first
+    finally:
+        errors.clear()
+        del first, others
+
+
+def _report(reason: str, offset: int, wanted: int, done: int, *, writing: bool) -> str:
+    verb = "written" if writing else "read"
+    return f"{reason}; {wanted} bytes were to be {verb} at offset {offset}, got {done}"
 
 
 def _front(buffers: list[NDArray[np.uint8]], limit: int) -> list[NDArray[np.uint8]]:

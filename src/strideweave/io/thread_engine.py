@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from strideweave.io.positioned import FileSpan, read_cached_spans, write_spans
+from strideweave.io.positioned import (
+    INLINE_SPANS,
+    FileSpan,
+    raise_first,
+    read_cached_spans,
+    write_spans,
+)
 from strideweave.io.read_ahead import read_spans_ahead
 from strideweave.io.statistics import EngineTally
 from strideweave.runtime.workers import INLINE_BYTES, WorkerPool, worker_count
@@ -34,10 +40,6 @@ LARGEST_PIECE = 4 << 20
 SMALLEST_SHARED_SPAN = 32 << 10
 """Bytes: where calls move less than this on average, one worker makes them all. Each call ends by taking the
 interpreter's lock again, and two workers that do little else are slower than one."""
-
-
-INLINE_SPANS = 64
-"""A small batch of at most so many spans is read by the loop itself where all of it is in the page cache."""
 
 
 class ThreadEngine:
@@ -138,16 +140,7 @@ class _Batch:
 
     def raise_first_error(self) -> None:
         """Raise what went wrong first, with a note on what else did."""
-        if not self._errors:
-            return
-        first, *others = self._errors
-        for other in others:
-            first.add_note(f"another piece of the same batch failed too: {other!r}")
-        try:
-            raise first
-        finally:
-            self._errors.clear()  # no cycle error -> frame -> batch -> error
-            del first, others
+        raise_first(self._errors)
 
 
 def _pieces(spans: Sequence[FileSpan], total: int, workers: int) -> deque[Sequence[FileSpan]]:

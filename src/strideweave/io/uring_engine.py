@@ -19,7 +19,15 @@ import anyio
 import numpy as np
 
 from strideweave.io.files import ALIGNMENT
-from strideweave.io.positioned import FileSpan, ShortFileError, SpanBatch, read_cached_spans
+from strideweave.io.positioned import (
+    INLINE_SPANS,
+    FileSpan,
+    SpanBatch,
+    failure,
+    raise_first,
+    read_cached_spans,
+    stuck,
+)
 from strideweave.io.statistics import EngineTally
 from strideweave.io.uring import ASYNC, READ, SUBMISSION, WRITE, Ring
 from strideweave.runtime.workers import INLINE_BYTES
@@ -51,9 +59,6 @@ copy. Smaller ones are copied inside the system call: a thread's wake-up and its
 
 TURN_BYTES = 4 << 20
 """Bytes that may be copied inside system calls before the loop's other tasks get a turn."""
-
-INLINE_SPANS = 64
-"""A small batch of at most so many spans is read by the loop itself where all of it is in the page cache."""
 
 _RETRY_SECONDS = 0.001  # after the kernel was short of memory, with nothing under way that could tell of more
 _MOST_NOTES = 8  # an error mentions so many others of its batch
@@ -305,22 +310,21 @@ class _Batch:
         """
         room = min(room, self._most - self._under_way)
         repeats = bool(self._again)
-        if not repeats:
-            sizes = np.cumsum(self._lengths[self._fresh : self._fresh + room])
-            room = max(1, int(np.searchsorted(sizes, most_bytes, "right")))
         if repeats:
             places = np.array(self._again[:room], np.int64)
             del self._again[:room]
         else:
-            places = np.arange(self._fresh, min(self._fresh + room, len(self._lengths)))
+            sizes = np.cumsum(self._lengths[self._fresh : self._fresh + room])
+            count = max(1, int(np.searchsorted(sizes, most_bytes, "right")))
+            places = np.arange(self._fresh, min(self._fresh + count, len(self._lengths)))
             self._fresh += len(places)
         self._calls += len(places)
         self._under_way += len(places)
         lengths = self._lengths[places]
         entries = np.zeros(len(places), SUBMISSION)
         entries["opcode"] = self._opcode
-        elsewhere = self._is_direct[places] | (lengths >= ASYNC_BYTES)
-        entries["flags"] = np.where(elsewhere & ~self._is_direct[places], ASYNC, 0)
+        direct, large = self._is_direct[places], lengths >= ASYNC_BYTES
+        entries["flags"] = np.where(large & ~direct, ASYNC, 0)
         entries["fd"] = self._fds[places]
         entries["offset"] = self._offsets[places]
         entries["address"] = self._addresses[places]
@@ -328,7 +332,7 @@ class _Batch:
         entries["user_data"] = (np.uint64(self.slot) << _SLOT_BITS) | places.astype(np.uint64)
         ring.prepare(entries)
         # What is tried again costs a turn in any case: an operation may be answered EAGAIN for long.
-        return int(lengths.sum() if repeats else lengths[~elsewhere].sum())
+        return int(lengths.sum() if repeats else lengths[~(direct | large)].sum())
 
     def answer(self, places: NDArray[np.int64], results: NDArray[np.int64]) -> None:
         """Note what became of operations: bytes moved, or a negative error number."""
@@ -411,16 +415,7 @@ class _Batch:
 
     def raise_first_error(self) -> None:
         """Raise what went wrong first, with a note on what else did."""
-        if not self._errors:
-            return
-        first, *others = self._errors
-        for other in others:
-            first.add_note(f"another piece of the same batch failed too: {other!r}")
-        try:
-            raise first
-        finally:
-            self._errors.clear()  # no cycle error -> frame -> batch -> error
-            del first, others
+        raise_first(self._errors)
 
     def _failure(self, place: int, result: int) -> BaseException:
         number = int(self._fds[place])
@@ -431,15 +426,10 @@ class _Batch:
             for file, held in zip(self._files, self._held, strict=True)
             if number in (held.number, held.direct)
         )
-        path, writing = file.path, self._opcode == WRITE
-        if result == 0 and not writing:
-            return ShortFileError(path, offset, wanted, got)
-        code = -result or errno.EIO
-        reason = os.strerror(code) if result else "the system took no more bytes"
-        verb = "written" if writing else "read"
-        return OSError(
-            code, f"{reason}; {wanted} bytes were to be {verb} at offset {offset}, got {got}", path
-        )
+        writing = self._opcode == WRITE
+        if result == 0:
+            return stuck(file.path, offset, wanted, got, writing=writing)
+        return failure(-result, file.path, offset, wanted, got, writing=writing)
 
 
 def _files(spans: Sequence[FileSpan]) -> list[OpenFile]:
