@@ -100,12 +100,10 @@ class _Hold:
         Raises:
             MemoryError: it could not hold one tile for each window and one on its way there.
         """
-        traffic, plan = self.traffic, self._plan
+        traffic = self.traffic
         if traffic.budget is None:
             return
-        with traffic.lock:
-            promoted = traffic.table.is_valid(plan.extra) & ~traffic.ledger.changing[plan.extra]
-        self._primary = len(plan.staying) + int(np.count_nonzero(promoted))
+        self._primary = traffic.primary_count(self._plan)
         tile, few, many = traffic.tile_bytes, self.windows + 1, 2 * self.windows + 1
         room = traffic.staging_room(many * self.window_bytes, self._primary)
         self.overlaps = room // many >= tile

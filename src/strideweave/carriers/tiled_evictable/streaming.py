@@ -50,6 +50,15 @@ class Streaming(Transfers):
         room = max(self.tile_bytes, min(limit // 4, limit - tiles * self.tile_bytes))
         return min(most, room // self.tile_bytes * self.tile_bytes)
 
+    def primary_count(self, plan: RequestPlan) -> int:
+        """How many tiles a plan wants primary at once: what stays, and what it promotes besides."""
+        tiles = len(plan.staying)
+        if len(plan.extra):
+            with self.lock:
+                promoted = self.table.is_valid(plan.extra) & ~self.ledger.changing[plan.extra]
+            tiles += int(np.count_nonzero(promoted))
+        return tiles
+
     def check_plan(self, kind: str, plan: RequestPlan, *, in_place: bool = False) -> int:
         """Refuse a plan that the memory limit could never hold, and say what it is to stage.
 
@@ -66,11 +75,7 @@ class Streaming(Transfers):
         """
         if self.budget is None:
             return 0
-        tiles = len(plan.staying)
-        if len(plan.extra):
-            with self.lock:
-                promoted = self.table.is_valid(plan.extra) & ~self.ledger.changing[plan.extra]
-            tiles += int(np.count_nonzero(promoted))
+        tiles = self.primary_count(plan)
         staged = 0 if in_place else len(plan.passing)
         self.check_fits(kind, tiles, self.tile_bytes if staged else 0)
         most = min(staged * self.tile_bytes, max(STAGING_BYTES, self.tile_bytes))
