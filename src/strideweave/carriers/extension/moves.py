@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strideweave.carriers.extension.defined import DefinedCarrier
-from strideweave.carriers.move.operations import MoveOperation, Transfer
+from strideweave.carriers.move.operations import MoveOperation, Transfer, writable_bytes
 from strideweave.carriers.move.planning import checked_runs, cut_runs
-from strideweave.errors import ImmutableError
 from strideweave.io.positioned import FileSpan, read_spans, write_spans
 from strideweave.runtime.workers import run_jobs
 
@@ -104,10 +103,7 @@ def _require_writable(carrier: Carrier) -> None:
     """Refuse read-only memory and files before anything moves."""
     if isinstance(carrier, DefinedCarrier):
         return
-    memory = _memory(carrier)
-    if memory is None:
+    try:
+        writable_bytes(carrier)
+    except NotImplementedError:
         carrier._file()[0].require_writable()
-    elif not memory.flags.writeable:
-        raise ImmutableError(
-            f"the destination {type(carrier).__name__} stands on read-only memory; copy the array first"
-        )

@@ -43,6 +43,7 @@ __all__ = [
     "MoveOperation",
     "Transfer",
     "run_transfers",
+    "writable_bytes",
 ]
 
 SMALLEST_JOB = 1 << 20
@@ -195,13 +196,22 @@ def _memory(carriers: Iterable[Carrier]) -> dict[Carrier, NDArray[np.uint8]]:
 
 
 def _writable_memory(runs: Sequence[Transfer | TransferBlock]) -> dict[Carrier, NDArray[np.uint8]]:
-    memory = _memory(run.destination for run in runs)
-    for carrier, slots in memory.items():
-        if not slots.flags.writeable:
-            raise ImmutableError(
-                f"the destination {type(carrier).__name__} stands on read-only memory; copy the array first"
-            )
-    return memory
+    return {carrier: writable_bytes(carrier) for carrier in {run.destination for run in runs}}
+
+
+def writable_bytes(carrier: Carrier) -> NDArray[np.uint8]:
+    """The memory of a carrier that is to be written.
+
+    Raises:
+        ImmutableError: it is read-only.
+        NotImplementedError: the carrier does not live in memory.
+    """
+    slots = carrier._bytes()
+    if not slots.flags.writeable:
+        raise ImmutableError(
+            f"the destination {type(carrier).__name__} stands on read-only memory; copy the array first"
+        )
+    return slots
 
 
 def _set_aside_shared(
