@@ -304,6 +304,15 @@ class Carrier(CarrierLifecycle):
     def _discard(self, start: int, slots: int) -> None:
         """Give back the storage of these slots where this carrier allocated it; undefined values follow."""
 
+    async def _persist(self) -> None:
+        """Return once what was written to these slots would survive a loss of power, as far as the storage can.
+
+        In the runtime's loop. Memory has nothing to do; a class that keeps its slots elsewhere overrides this.
+        """
+        bearer = self._bearer()
+        if bearer is not self:
+            await bearer._persist()
+
     def _bytes(self) -> NDArray[np.uint8]:
         """All slots as writable bytes, for carriers in memory; raises ReleasedError after release."""
         raise NotImplementedError(f"{type(self).__name__} does not live in memory")

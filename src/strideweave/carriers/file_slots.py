@@ -89,6 +89,11 @@ class FileCarrier(Carrier):
         """
         await move([span])
 
+    async def _persist(self) -> None:
+        if self.size():
+            file, _ = self._file()
+            await default_engine().persist(file)
+
     def _span(self, start: int, slots: NDArray[Any]) -> FileSpan:
         file, base = self._file()
         return FileSpan(file, base + start * self._dtype.itemsize, slots.view(np.uint8))

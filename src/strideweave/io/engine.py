@@ -22,6 +22,8 @@ from strideweave.runtime.event_loop import current_runtime, process
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from strideweave.io.files import OpenFile
+
 __all__ = [
     "ENGINES",
     "Engine",
@@ -69,6 +71,16 @@ class Engine(Protocol):
             ValueError: a file is closed.
 
         Of several errors the first is raised, with a note on each other one; spans are then partly written.
+        """
+
+    async def persist(self, file: OpenFile) -> None:
+        """Return once everything that was written to a file would survive a loss of power.
+
+        That is what calls of ``write`` have written that ended before.
+
+        Raises:
+            OSError: the storage failed, with the path; what was written before may be lost.
+            ValueError: the file is closed.
         """
 
     def statistics(self) -> EngineStatistics:

@@ -20,6 +20,7 @@ class EngineStatistics:
         errors: calls that failed.
         engine: the name of the engine, in the record of a process; empty before one was chosen.
         reason: why it is this one.
+        persists: calls of ``persist`` that ended well.
     """
 
     batches: int = 0
@@ -30,6 +31,7 @@ class EngineStatistics:
     errors: int = 0
     engine: str = ""
     reason: str = ""
+    persists: int = 0
 
 
 class EngineTally:
@@ -56,4 +58,10 @@ class EngineTally:
             bytes_written=before.bytes_written + (done if writing else 0),
             bytes_in_flight=before.bytes_in_flight - nbytes,
             errors=before.errors + failed,
+            persists=before.persists,
         )
+
+    def persisted(self, *, failed: bool) -> None:
+        """Count the end of a call of ``persist``."""
+        before = self.now
+        self.now = replace(before, errors=before.errors + failed, persists=before.persists + (not failed))

@@ -216,6 +216,14 @@ class SecondaryStore:
         if self._spilled is not None:
             self._spilled[ordinals] = True
 
+    async def persist(self) -> None:
+        """Return once what was written back would survive a loss of power, as far as the storage can.
+
+        Raises:
+            OSError: the storage failed.
+        """
+        await (self._carrier if self._spill is None else self._spill)._persist()
+
     def release(self) -> None:
         """Release the spill; the tier itself belongs to the tiled carrier."""
         spill, self._spill = self._spill, None
