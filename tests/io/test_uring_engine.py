@@ -257,7 +257,7 @@ def test_an_engine_that_was_named_and_cannot_run_is_an_error(monkeypatch):
 
 
 def test_no_room_for_a_ring_falls_back_to_threads(monkeypatch):
-    def refuse():
+    def refuse(fallback):
         raise OSError(errno.ENOMEM, "no locked memory left")
 
     monkeypatch.delenv("STRIDEWEAVE_IO", raising=False)

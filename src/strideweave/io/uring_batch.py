@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Columns: TypeAlias = "NDArray[np.int64]"
     """A row for each operation: descriptor, offset, address and length."""
 
-__all__ = ["SLOT_BITS", "Batch"]
+__all__ = ["SLOT_BITS", "Batch", "RefusedError"]
 
 PIECE_BYTES = 1 << 20
 """Bytes that one operation moves, at most: so that several are at work on a large span, and far below the limit of
@@ -39,6 +39,10 @@ SLOT_BITS = np.uint64(32)
 
 _MOST_NOTES = 8  # an error mentions so many others of its batch
 _AGAIN = frozenset({errno.EINTR, errno.EAGAIN})
+
+
+class RefusedError(OSError):
+    """The kernel took no more of an io_uring that had worked before."""
 
 
 class Batch:
@@ -188,13 +192,13 @@ class Batch:
         """End everything that was not handed over."""
         self.give_up(error, 0)
 
-    def refusal(self, error: OSError) -> OSError:
+    def refusal(self, error: OSError) -> RefusedError:
         """What to say where the kernel took no more of this batch."""
         reason = error.strerror or str(error)
         message = (
             f"{reason}; the kernel takes no more of this io_uring, and STRIDEWEAVE_IO=threads does without it"
         )
-        return OSError(error.errno, message, self._files[0].path)
+        return RefusedError(error.errno, message, self._files[0].path)
 
     async def wait(self) -> None:
         """Return when something has been answered."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import os
 from collections import deque
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from strideweave.io.positioned import (
 )
 from strideweave.io.statistics import EngineTally
 from strideweave.io.uring import Ring
-from strideweave.io.uring_batch import SLOT_BITS, Batch
+from strideweave.io.uring_batch import SLOT_BITS, Batch, RefusedError
 from strideweave.runtime.workers import INLINE_BYTES
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from strideweave.io.engine import Engine
     from strideweave.io.files import OpenFile
     from strideweave.io.statistics import EngineStatistics
 
@@ -50,8 +52,12 @@ _RETRY_SECONDS = 0.001  # after the kernel was short of memory, with nothing und
 class UringEngine:
     """Reads and writes batches of spans through one io_uring; for tasks of one loop at a time.
 
-    Made without arguments, as a service of the runtime. ``read`` and ``write`` return when the kernel no longer
-    touches the buffers, cancelled or not.
+    ``read`` and ``write`` return when the kernel no longer touches the buffers, cancelled or not.
+
+    Args:
+        fallback: does the batches that the kernel refuses to take once the ring works, as under a seccomp filter that
+            comes later or where memory is short; each tries the ring first. It is closed with this engine. None makes
+            the refusal an error of the batch.
 
     Attributes:
         name: ``"uring"``.
@@ -62,8 +68,9 @@ class UringEngine:
 
     name = "uring"
 
-    def __init__(self) -> None:
+    def __init__(self, fallback: Engine | None = None) -> None:
         self._ring = Ring(QUEUE_DEPTH)
+        self._fallback = fallback
         self._pid = os.getpid()
         self._tally = EngineTally()
         self._batches: dict[int, Batch] = {}
@@ -88,7 +95,10 @@ class UringEngine:
         self._require_open()
         failed = True
         try:
-            await self._work_off(Batch.persisting(file))
+            try:
+                await self._work_off(Batch.persisting(file))
+            except RefusedError as refusal:
+                await self._fall_back(refusal).persist(file)
             failed = False
         finally:
             self._tally.persisted(failed=failed)
@@ -103,6 +113,8 @@ class UringEngine:
         With operations under way, at the end of the interpreter, the ring and the buffers are left to the kernel.
         """
         self._closed = True
+        if self._fallback is not None:
+            self._fallback.close()
         if self._batches:
             # The kernel may still write to these buffers: nothing that leads to them is to be freed any more.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
@@ -124,7 +136,12 @@ class UringEngine:
                 if not left[0].file.is_direct:
                     left = left[self._read_cached(left) :]
             if left:
-                await self._work_off(Batch.moving(left, writing=writing))
+                try:
+                    await self._work_off(Batch.moving(left, writing=writing))
+                except RefusedError as refusal:
+                    # All of it once more: what the kernel has taken of it, it has answered by now.
+                    fallback = self._fall_back(refusal)
+                    await (fallback.write if writing else fallback.read)(left)
             failed = False
         finally:
             self._tally.end(total, len(spans), writing=writing, failed=failed)
@@ -132,6 +149,14 @@ class UringEngine:
     def _require_open(self) -> None:
         if self._closed or os.getpid() != self._pid:
             raise RuntimeError("the engine is closed, or belongs to the parent of this process")
+
+    def _fall_back(self, refusal: RefusedError) -> Engine:
+        """The engine that takes over a batch which the kernel has refused; the refusal itself where there is none."""
+        if self._fallback is None:
+            raise refusal
+        reason = f"{errno.errorcode.get(refusal.errno or 0, 'an error')}, {os.strerror(refusal.errno or 0)}"
+        self._tally.fail_over(f"the kernel took no more of the ring: {reason}")
+        return self._fallback
 
     async def _work_off(self, batch: Batch) -> None:
         """Submit a batch and return when the kernel has answered for all of it."""
