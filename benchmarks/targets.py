@@ -147,14 +147,14 @@ TARGETS = (
     Target(
         "durable eviction beside the device",
         "write",
-        _best_of_ours("fdatasync"),
+        _best_of_ours("durable"),
         _best("fio"),
         _from({256 * KIB: 0.90}),
     ),
     Target(
         "durable eviction beside pwritev and fdatasync",
         "write",
-        _best_of_ours("fdatasync"),
+        _best_of_ours("durable"),
         _best("system"),
         _from({16 * KIB: 1.0}),
     ),
