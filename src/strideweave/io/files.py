@@ -9,12 +9,12 @@ import os
 import stat
 import sys
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Self
 
 __all__ = ["ALIGNMENT", "FileStatistics", "HeldDescriptor", "OpenFile"]
@@ -124,6 +124,8 @@ class OpenFile:
         self._counts: dict[int, list[int]] = {}
         self.direct_obstacle: str | None = "it was not asked for"
         self.queue_depth: int | None = None
+        self._durable_writers = 0  # changed by the runtime's loop only
+        self._cannot_be_direct = False
 
     @classmethod
     def open(
@@ -187,6 +189,31 @@ class OpenFile:
     def is_direct(self) -> bool:
         """Whether what is aligned goes past the page cache."""
         return self.direct_obstacle is None
+
+    @contextmanager
+    def writing_durably(self) -> Iterator[None]:
+        """Send what is aligned past the page cache while the block runs, where it is written and the system allows it.
+
+        For writes that are to be durable in the end: to the device they have to go in any case, and many at once get
+        there sooner than pages that ``persist`` has to look for. A file with holes is left to the cache, since
+        giving blocks to direct writes is done one after the other.
+        """
+        if not self.is_direct and self.occupied() >= self.size():
+            held = self.descriptor()
+            if held.direct < 0 and not self._cannot_be_direct:
+                flags = os.O_RDWR if self.writable else os.O_RDONLY
+                self._cannot_be_direct = self._open_direct(flags | os.O_CLOEXEC) is not None
+            self._durable_writers += 1
+            try:
+                yield
+            finally:
+                self._durable_writers -= 1
+        else:
+            yield
+
+    def direct_number(self, held: HeldDescriptor, *, writing: bool) -> int:
+        """The descriptor for what goes past the page cache now, or -1."""
+        return held.direct if self.is_direct or (writing and self._durable_writers) else -1
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], *, size: int = 0) -> Self:

@@ -104,11 +104,12 @@ class Batch:
 
     def _choose_direct(self) -> None:
         """Send past the page cache what is aligned, of files that allow it."""
-        for held in self._held:
-            if held.direct >= 0:
+        for file, held in zip(self._files, self._held, strict=True):
+            direct = file.direct_number(held, writing=self._opcode == WRITE)
+            if direct >= 0:
                 places = self._offsets | self._addresses | self._lengths
                 aligned = (self._fds == held.number) & (places % ALIGNMENT == 0)
-                self._fds[aligned] = held.direct
+                self._fds[aligned] = direct
                 self._is_direct |= aligned
 
     @property

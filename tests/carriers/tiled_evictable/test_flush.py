@@ -130,6 +130,32 @@ def rows(*numbers):
     return TileSet([(number, 0) for number in numbers])
 
 
+@pytest.mark.parametrize(
+    "values", [1024, 1000, 1536]
+)  # a tile is pages, parts of pages, and a page and a half
+def test_pages_past_the_cache_and_through_it_agree(tmp_path, every_engine, values):
+    """Durable writes of whole pages go past the cache that everything else goes through."""
+    path, wanted = tmp_path / "values.bin", np.zeros((32, values), np.float32)
+    wanted.tofile(path)
+    slow = FileBacked.open(path, dtype=CPU(0).dtype(), mutable=True)
+    carrier = TiledEvictable(CPU(0), slow, (32, 1), (1, values))
+    tensor = Tensor(carrier, 0, row_major(32, values))
+    rng = np.random.default_rng(values)
+    for turn in range(12):
+        chosen = rng.permutation(32)[: rng.integers(1, 12)].tolist()
+        carrier.promote(rows(*chosen))
+        for number in chosen:
+            wanted[number, turn] = carrier[number * values + turn] = turn + 1.0
+        if turn % 3:
+            carrier.evict(rows(*chosen), durable=turn % 3 == 1)
+        else:
+            carrier.flush(durable=True)
+        assert np.array_equal(np.fromfile(path, np.float32).reshape(32, values), wanted)
+        assert np.array_equal(carrier.project(tensor, carrier.select({})).wait(10).numpy(), wanted)
+        carrier.evict(carrier.select({}))
+    carrier.release()
+
+
 def failing_persist(monkeypatch, engine):
     """Make the storage of every file refuse to be durable."""
     if engine.name == "uring":

@@ -71,12 +71,13 @@ class Transfers(Admission):
         """
         ordinals = np.sort(ordinals)
         self.secondary.prepare_write()
-        for batch in self._batches(ordinals):
-            with self.lock:
-                transfers = self._transfers(
-                    self.primary.place_arrays(batch), self.secondary.write_places(batch)
-                )
-            await self._transfer(transfers, inbound=False)
+        with self.secondary.writing(durable=durable):
+            for batch in self._batches(ordinals):
+                with self.lock:
+                    transfers = self._transfers(
+                        self.primary.place_arrays(batch), self.secondary.write_places(batch)
+                    )
+                await self._transfer(transfers, inbound=False)
         if durable:
             await self.secondary.persist()
         with self.lock:
