@@ -134,6 +134,7 @@ def test_what_is_lent_and_held_stays_within_the_bound_and_the_oldest_makes_room(
     pool = RecyclingPool(8 * MIB, clock)
     arrays = [lent(pool, 2 * MIB), lent(pool, 3 * MIB)]
     assert pool.take(4 * MIB) is None
+    assert [pool.has_room(size * MIB) for size in (3, 4)] == [True, False]
     while arrays:
         arrays.pop()
         pool.statistics()

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from strideweave.runtime.event_loop import EventLoop
 
-__all__ = ["RecyclingPool", "RecyclingStatistics", "scratch_array", "statistics", "trim"]
+__all__ = ["RecyclingPool", "RecyclingStatistics", "has_room", "scratch_array", "statistics", "trim"]
 
 SMALLEST_BYTES = 1 << 20
 """Bytes: smaller memory comes from NumPy's allocator, which keeps what was freed for the next array."""
@@ -132,17 +132,13 @@ class RecyclingPool:
         """
         size = size_class(nbytes)
         with short_lock:
-            self._settle()
+            if not self.has_room(nbytes):
+                return None
             mapping = self._pop(size)
-            if mapping is None:
-                dropped = self._make_room(size)
-                if dropped is None:
-                    return None
-            else:
-                self._reused += 1
-                dropped = []
             self._taken += 1
+            self._reused += mapping is not None
             self._lent_bytes += size
+            dropped = self._drop(self._lent_bytes + self._held_bytes - self._limit)
         try:
             _return_soon(dropped)
             if mapping is None:
@@ -160,6 +156,12 @@ class RecyclingPool:
             self._leases[id(lease)] = lease
         self._watch()
         return array
+
+    def has_room(self, nbytes: int) -> bool:
+        """Tell whether ``take`` would lend so much now."""
+        with short_lock:
+            self._settle()
+            return not self._closed and self._lent_bytes + size_class(nbytes) <= self._limit
 
     def trim(self) -> int:
         """Give everything that is held back to the system, at once; says how many bytes that was."""
@@ -236,12 +238,6 @@ class RecyclingPool:
             del self._held[size]
         self._held_bytes -= size
         return mapping
-
-    def _make_room(self, size: int) -> list[mmap.mmap] | None:
-        """Let go of what has been idle longest, so that one more may be lent; None where that does not do."""
-        if self._closed or self._lent_bytes + size > self._limit:
-            return None
-        return self._drop(self._lent_bytes + self._held_bytes + size - self._limit)
 
     def _drop(self, nbytes: int) -> list[mmap.mmap]:
         """Let go of so many held bytes, idle longest first; under the lock. The caller unmaps them."""
@@ -328,6 +324,12 @@ def scratch_array(nbytes: int) -> NDArray[np.uint8]:
         if array is not None:
             return array
     return aligned_array(count) if count > _LARGEST_ALLOCATED else page_aligned(count)
+
+
+def has_room(nbytes: int) -> bool:
+    """Tell whether ``scratch_array`` would give recycled memory of that size, which goes back when it dies."""
+    pool = _pool_of(process.runtime)
+    return pool is not None and nbytes >= SMALLEST_BYTES and pool.has_room(nbytes)
 
 
 def statistics() -> RecyclingStatistics:

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["INLINE_BYTES", "copy_inline", "copy_resident", "copy_streamed"]
 
 _FEW_TILES = 8  # up to this many, copying tile by tile takes less time than preparing to copy them together
-_SMALLEST_PIECE = (
-    1 << 20
-)  # what a worker copies at once, at least; after each it takes the interpreter's lock
+_SMALLEST_PIECE = 1 << 20  # what a worker copies at once, at least: it takes Python's lock after each
 _LARGEST_PIECE = 8 << 20  # and at most, so that all workers end at about the same time
 
 
