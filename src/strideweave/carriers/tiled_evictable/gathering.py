@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strideweave.runtime.workers import INLINE_BYTES, run_jobs, worker_count
+from strideweave.runtime.workers import INLINE_BYTES, run_jobs, share_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["INLINE_BYTES", "copy_inline", "copy_resident", "copy_streamed"]
 
 _FEW_TILES = 8  # up to this many, copying tile by tile takes less time than preparing to copy them together
-_SMALLEST_PIECE = 1 << 20  # what a worker copies at once, at least: it takes Python's lock after each
-_LARGEST_PIECE = 8 << 20  # and at most, so that all workers end at about the same time
 
 
 async def copy_resident(
@@ -44,7 +42,7 @@ async def copy_resident(
     if nbytes <= INLINE_BYTES:
         copy_inline(traffic, geometry, ordinals, positions, compact)
         return
-    piece = _piece_bytes(nbytes)
+    piece = share_bytes(nbytes)
     block = traffic.block(ordinals)
     if block is None:
         rows = traffic.rows(ordinals)
@@ -93,13 +91,8 @@ async def copy_streamed(
         at = [position_of[ordinal] for ordinal in wave.tolist()]
         nbytes = len(wave) * traffic.tile_bytes
         if nbytes > INLINE_BYTES:
-            await run_jobs(geometry.jobs(rows, at, compact, _piece_bytes(nbytes)))
+            await run_jobs(geometry.jobs(rows, at, compact, share_bytes(nbytes)))
         else:
             geometry.copy_in(rows, at, compact)
 
     await traffic.stream(ordinals, consume, landing if geometry.contiguous else None, entry=entry)
-
-
-def _piece_bytes(nbytes: int) -> int:
-    """How much of a copy of that size a worker takes at once: its share of it, within bounds."""
-    return min(max(-(-nbytes // worker_count()), _SMALLEST_PIECE), _LARGEST_PIECE)

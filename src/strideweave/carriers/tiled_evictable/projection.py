@@ -239,10 +239,9 @@ class _Projection:
         await copy_resident(traffic, geometry, resident, at_hand, compact)
         if len(streamed):
             await copy_streamed(traffic, geometry, required[streamed], streamed, target, entry=entry)
-            if self.destination is not None:
-                target = self._open_destination()
-                await traffic.copy([(self._flat(target), compact)])
-        return target
+            if self.destination is not None and not self.destination._take_over(target):
+                await traffic.copy([(self._flat(self._open_destination()), compact)])
+        return target if self.destination is None else self.destination
 
     def _positions(self) -> tuple[Ordinals, Ordinals]:
         """The positions of the tiles to copy from the primary tier, and of those to stream past it."""
