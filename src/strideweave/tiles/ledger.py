@@ -68,7 +68,7 @@ class Ledger:
     def __init__(self, grid: TileGrid) -> None:
         self._grid = grid
         self.needed: npt.NDArray[np.int32] = np.zeros(grid.tile_count, np.int32)
-        self._counts = memoryview(self.needed)  # the same numbers, as plain integers
+        self._counts = self.needed.data  # the same numbers, as plain integers
         self.changing: npt.NDArray[np.bool_] = np.zeros(grid.tile_count, np.bool_)
         self.moving: npt.NDArray[np.bool_] = np.zeros(grid.tile_count, np.bool_)
         self._entries: dict[LedgerEntry, None] = {}

@@ -78,7 +78,7 @@ class ResidencyTable:
 
     def __init__(self, tile_count: int, location: Location) -> None:
         self._location: npt.NDArray[np.uint8] = np.full(tile_count, location, np.uint8)
-        self._cells = memoryview(self._location)  # the same bytes, as plain integers
+        self._cells = self._location.data  # the same bytes, as plain integers
         self._dirty: Mask = np.full(tile_count, location is Location.PRIMARY, np.bool_)
         self._resident = tile_count if location is Location.PRIMARY else 0
 
