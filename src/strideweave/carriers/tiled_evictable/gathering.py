@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from strideweave.runtime.workers import INLINE_BYTES, run_jobs, share_bytes
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from strideweave.carriers.base import Carrier
@@ -82,13 +83,17 @@ async def copy_streamed(
         entry: the request, which has reserved the staging; only a memory limit asks for it.
     """
     compact = target._bytes().view(traffic.unit)[: geometry.size]
-    position_of = dict(zip(ordinals.tolist(), positions.tolist(), strict=True))
+    order = np.argsort(ordinals)
+    ascending, in_order = ordinals[order], positions[order]
 
-    def landing(wave: Ordinals) -> tuple[Carrier, list[int]]:
-        return target, [geometry.start(position_of[ordinal]) for ordinal in wave.tolist()]
+    def positions_of(wave: Ordinals) -> Ordinals:
+        return in_order[np.searchsorted(ascending, wave)]
+
+    def landing(wave: Ordinals) -> tuple[Carrier, Ordinals]:
+        return target, geometry.starts(positions_of(wave))
 
     async def consume(wave: Ordinals, rows: list[Flat]) -> None:
-        at = [position_of[ordinal] for ordinal in wave.tolist()]
+        at = positions_of(wave).tolist()
         nbytes = len(wave) * traffic.tile_bytes
         if nbytes > INLINE_BYTES:
             await run_jobs(geometry.jobs(rows, at, compact, share_bytes(nbytes)))
