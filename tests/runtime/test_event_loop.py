@@ -109,6 +109,20 @@ def test_one_wake_up_serves_all_that_is_posted_meanwhile(busy_loop):
     assert len(woken) == 2
 
 
+def test_a_burst_of_posts_leaves_turns_to_what_the_loop_has_to_do_besides(busy_loop):
+    runtime, gate, _ = busy_loop
+    seen, done = [], threading.Event()
+    runtime.post(lambda: asyncio.get_running_loop().call_soon(seen.append, "besides"))
+    for i in range(50):
+        runtime.post(seen.append, i)
+    runtime.post(done.set)
+    gate.set()
+    assert done.wait(60)
+    assert seen.index("besides") < 10
+    seen.remove("besides")
+    assert seen == list(range(50))
+
+
 def test_a_posted_call_that_fails_does_not_keep_the_others_from_being_made(busy_loop, caplog):
     runtime, gate, _ = busy_loop
     done = threading.Event()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import anyio
 
 from strideweave.runtime.locks import settling_lock
+from strideweave.runtime.pacing import paced_loop
 from strideweave.runtime.thread_role import forbid_waiting, park_daemon_thread
 
 if TYPE_CHECKING:
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from strideweave.runtime.task_scope import TaskScope
 
 __all__ = ["EventLoop", "RuntimeStatistics", "current_runtime", "process", "statistics"]
+
+_CALLS_OF_A_TURN = (
+    4  # most calls begin a request, whose first step, a millisecond at the most, comes right after
+)
 
 S = TypeVar("S")
 
@@ -110,10 +115,14 @@ class EventLoop:
             raise
 
     def _take_posted(self) -> None:
-        """Make the posted calls, in the loop."""
+        """Make some of the posted calls, in the loop, and the next ones after what those began."""
         self._taking = False  # first: what is posted from here on finds it so, and wakes the loop anew
         posted = self._posted
-        for _ in range(len(posted)):
+        count = len(posted)
+        if count > _CALLS_OF_A_TURN:
+            count, self._taking = _CALLS_OF_A_TURN, True
+            asyncio.get_running_loop().call_soon(self._take_posted, context=self._context)
+        for _ in range(count):
             function, args = posted.popleft()
             try:
                 function(*args)
@@ -193,7 +202,7 @@ class EventLoop:
     def _main(self) -> None:
         forbid_waiting()
         try:
-            anyio.run(self._serve, backend="asyncio")
+            anyio.run(self._serve, backend="asyncio", backend_options={"loop_factory": paced_loop})
         except (
             BaseException
         ) as crash:  # whatever it was, the observers must hear of it instead of sleeping for ever
