@@ -12,10 +12,12 @@ import logging
 import threading
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
 
+from strideweave.runtime.bell import Bell
 from strideweave.runtime.locks import settling_lock
 from strideweave.runtime.pacing import paced_loop
 from strideweave.runtime.thread_role import forbid_waiting, park_daemon_thread
@@ -63,6 +65,7 @@ class EventLoop:
         self._services_lock = threading.RLock()  # reentrant: a service may be built on another
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context: contextvars.Context
+        self._bell: Bell
         self._stopping: anyio.Event
         self._up = threading.Event()
         # An empty context: nothing of the thread that happens to come first may leak into the requests of
@@ -100,16 +103,14 @@ class EventLoop:
         Raises:
             RuntimeError: the loop has ended.
         """
-        loop = self._loop
-        if loop is None or not self.is_open:
+        if self._loop is None or not self.is_open:
             refuse_work()
         self._posted.append((function, args))
         if self._taking:
             return
         try:
             self._taking = True
-            # The loop's own context: in the caller's, anyio would see the caller's event loop, or none.
-            loop.call_soon_threadsafe(self._take_posted, context=self._context)
+            self._bell.ring()
         except BaseException:  # such as Ctrl-C: the next post has to wake the loop again
             self._taking = False
             raise
@@ -217,7 +218,10 @@ class EventLoop:
         self._context = contextvars.copy_context()
         self._stopping = anyio.Event()
         async with anyio.create_task_group() as self.root:
-            self._loop = asyncio.get_running_loop()
+            loop = asyncio.get_running_loop()
+            # In the loop's own context: in a caller's, anyio would see the caller's event loop, or none.
+            self._bell = Bell(loop, partial(self._context.run, self._take_posted))
+            self._loop = loop
             self._up.set()
             if not self._stop_asked:
                 await self._stopping.wait()
