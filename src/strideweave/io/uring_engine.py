@@ -137,8 +137,9 @@ class UringEngine:
             left = spans
             if not writing and may_be_cached(spans):
                 if total <= INLINE_CACHED_BYTES and len(spans) <= INLINE_SPANS:
-                    left = list(spans)
-                    left = left[self._read_cached(left) :]
+                    found = list(spans)
+                    if filled := self._read_cached(found):
+                        left = found[filled:]  # else as they were: a batch in blocks takes less work
                 else:
                     left = await read_what_is_cached(spans, total, self._pool, self._read_cached)
             if left:
