@@ -56,7 +56,7 @@ class Model:
         return (
             found.pending_requests == found.pinned_tiles == found.in_flight_bytes == found.staging_bytes == 0
             and found.resident_bytes == found.resident_tiles * found.tile_bytes
-            and found.waiting_requests == 0
+            and found.waiting_requests == found.aside_bytes == 0
             and found.memory_bytes == found.resident_bytes + found.recycled_bytes
             and (found.memory_limit_bytes is None or found.peak_memory_bytes <= found.memory_limit_bytes)
         )

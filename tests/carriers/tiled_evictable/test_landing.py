@@ -30,6 +30,7 @@ def test_nothing_is_staged_where_tiles_stay_whole(make_model, copies):
     statistics = model.carrier.statistics()
     assert (statistics.streamed, statistics.bytes_read) == (3, 3 * statistics.tile_bytes)
     assert (statistics.peak_staging_bytes, statistics.promotions, copies) == (0, 0, [])
+    assert statistics.peak_aside_bytes == 0  # there is no destination to be spared
     assert model.at_rest()
 
 
@@ -79,6 +80,9 @@ def test_a_read_that_fails_leaves_the_given_destination_as_it_was(make_model, co
         model.project(4, 1, destination=destination).wait()
     assert set(destination.numpy().tolist()) == {9}
     assert (destination.version, destination.is_owned()) == (0, False)
+    statistics = model.carrier.statistics()
+    assert (statistics.aside_bytes, statistics.peak_aside_bytes) == (0, 2 * statistics.tile_bytes)
+    assert model.at_rest()
     model.project(4, 1, destination=destination).wait()
     assert np.array_equal(destination.numpy()[:48], model.values[[4, 1]].ravel())
 

@@ -146,6 +146,7 @@ class Admission:
         self._passages.clear()
         self._provisional.clear()
         self.counters.in_flight_bytes = self.counters.staging_bytes = self.counters.leaving_bytes = 0
+        self.counters.aside_bytes = 0
         self.counters.reserved_tiles = self.table.resident_count
         if self.budget is not None:
             self.budget.come_to_rest()

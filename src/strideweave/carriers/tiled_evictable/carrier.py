@@ -506,6 +506,8 @@ class TiledEvictable(DependentCarrier):
                 recycle_limit_bytes=self._recycle_bytes,
                 staging_bytes=counters.staging_bytes,
                 peak_staging_bytes=counters.peak_staging_bytes,
+                aside_bytes=counters.aside_bytes,
+                peak_aside_bytes=counters.peak_aside_bytes,
                 memory_limit_bytes=self.memory_limit,
                 memory_bytes=traffic.memory_bytes,
                 peak_memory_bytes=counters.peak_memory_bytes,

@@ -7,6 +7,7 @@ caller's thread and change nothing when they raise; the rest is one task in the 
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ from strideweave.tiles.plan import RequestPlan, plan_request
 from strideweave.tiles.selection import TileSelection
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
@@ -236,18 +239,36 @@ class _Projection:
     async def _gather(self, entry: LedgerEntry) -> Carrier:
         traffic, geometry, required = self.traffic, self.geometry, self.plan.required
         at_hand, streamed = self._positions()
-        # A read may still fail, and a failed request leaves the destination's values as they were.
-        aside = self.destination is None or len(streamed)
-        target = self._allocate() if aside else self._open_destination()
-        compact = self._flat(target)
         resident = required if len(at_hand) == len(required) else required[at_hand]
-        if len(at_hand):
-            await copy_resident(traffic, geometry, resident, at_hand, compact)
-        if len(streamed):
+        if self.destination is None or not len(streamed):
+            target = self._allocate() if self.destination is None else self._open_destination()
+            if len(at_hand):
+                await copy_resident(traffic, geometry, resident, at_hand, self._flat(target))
+            if len(streamed):
+                await copy_streamed(traffic, geometry, required[streamed], streamed, target, entry=entry)
+            return target
+        # A read may still fail, and a failed request leaves the destination's values as they were.
+        with self._aside() as target:
+            compact = self._flat(target)
+            if len(at_hand):
+                await copy_resident(traffic, geometry, resident, at_hand, compact)
             await copy_streamed(traffic, geometry, required[streamed], streamed, target, entry=entry)
-            if self.destination is not None and not self.destination._take_over(target):
+            if not self.destination._take_over(target):
                 await traffic.copy([(self._flat(self._open_destination()), compact)])
-        return target if self.destination is None else self.destination
+        return self.destination
+
+    @contextmanager
+    def _aside(self) -> Iterator[Carrier]:
+        """Memory for the result beside its destination, which statistics name for as long as the block lasts."""
+        target = self._allocate()
+        nbytes = self.geometry.size * target.dtype().itemsize
+        with self.traffic.lock:
+            self.traffic.counters.note_aside(nbytes)
+        try:
+            yield target
+        finally:
+            with self.traffic.lock:
+                self.traffic.counters.note_aside(-nbytes)
 
     def _positions(self) -> tuple[Ordinals, Ordinals]:
         """The positions of the tiles to copy from the primary tier, and of those to stream past it."""

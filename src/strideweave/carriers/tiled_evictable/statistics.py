@@ -28,6 +28,8 @@ class TrafficCounters:
     peak_tiles: int = 0
     staging_bytes: int = 0
     peak_staging_bytes: int = 0
+    aside_bytes: int = 0
+    peak_aside_bytes: int = 0
     in_flight_bytes: int = 0
     leaving_bytes: int = 0  # of places whose pages are on their way back to the system
     peak_memory_bytes: int = 0
@@ -42,6 +44,11 @@ class TrafficCounters:
         """Staging memory was taken or given back."""
         self.staging_bytes += nbytes
         self.peak_staging_bytes = max(self.peak_staging_bytes, self.staging_bytes)
+
+    def note_aside(self, nbytes: int) -> None:
+        """Memory beside a given destination was taken or given back."""
+        self.aside_bytes += nbytes
+        self.peak_aside_bytes = max(self.peak_aside_bytes, self.aside_bytes)
 
     def note_released(self) -> None:
         """The carrier gave everything back: nothing has a place any more, nor is to leave later."""
@@ -68,6 +75,9 @@ class TiledStatistics:
         recycle_limit_bytes: the bound of ``recycled_bytes``.
         staging_bytes: bytes held right now for tiles that stream past the primary tier.
         peak_staging_bytes: the largest value ``staging_bytes`` ever had.
+        aside_bytes: bytes of results that wait beside a given destination for all of their tiles to be read, because a
+            failure must leave it as it was. Like results they are the caller's, and no part of ``memory_bytes``.
+        peak_aside_bytes: the largest value ``aside_bytes`` ever had.
         memory_limit_bytes: the hard limit of ``memory_bytes``; None without one.
         memory_bytes: bytes of tiles in memory: ``resident_bytes``, ``recycled_bytes``, ``staging_bytes``, and
             places whose pages are on their way back to the system.
@@ -99,6 +109,8 @@ class TiledStatistics:
     recycle_limit_bytes: int
     staging_bytes: int
     peak_staging_bytes: int
+    aside_bytes: int
+    peak_aside_bytes: int
     memory_limit_bytes: int | None
     memory_bytes: int
     peak_memory_bytes: int
