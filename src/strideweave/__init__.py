@@ -37,7 +37,9 @@ from strideweave.carriers.tiled_evictable import (
 from strideweave.creation import arange, asarray, from_numpy, full, ones, tiled, zeros
 from strideweave.dtype import DType
 from strideweave.errors import (
+    DamagedTileError,
     EvictedError,
+    FormatError,
     ImmutableError,
     InvalidTileError,
     OwnershipError,
@@ -89,6 +91,7 @@ from strideweave.operations.reduction import (
 )
 from strideweave.operations.views import broadcast_to, permute, reshape, squeeze, unsqueeze
 from strideweave.runtime.await_result import AwaitResult
+from strideweave.store import save_tiled, save_tiled_async
 from strideweave.tensor import Tensor
 
 __all__ = [
@@ -104,10 +107,12 @@ __all__ = [
     "BlockDeviceStatistics",
     "Carrier",
     "DType",
+    "DamagedTileError",
     "DependentCarrier",
     "Evictable",
     "EvictedError",
     "FileBacked",
+    "FormatError",
     "Generic",
     "ImmutableError",
     "InvalidTileError",
@@ -182,6 +187,8 @@ __all__ = [
     "reshape",
     "row_major",
     "rsqrt",
+    "save_tiled",
+    "save_tiled_async",
     "scatter_add",
     "select",
     "set_grad_enabled",

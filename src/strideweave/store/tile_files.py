@@ -1,0 +1,512 @@
+"""The files of one open store: tiles read and checked, written all or nothing, made durable.
+
+A write of tiles goes to the journal first, then to the data file in place, then its checksums to the table. At any
+instant a tile is therefore whole in its place, or whole in the journal. A reader that finds a tile in its place that
+has not the checksum of the table looks for it in the journal, and begins anew, before it calls the tile damaged.
+Coroutines run in the runtime's loop; what blocks says so.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import numpy as np
+
+from strideweave.errors import DamagedTileError, FormatError
+from strideweave.io.buffers import aligned_array
+from strideweave.io.engine import default_engine
+from strideweave.io.files import OpenFile
+from strideweave.io.positioned import (
+    FileSpan,
+    ShortFileError,
+    SpanBatch,
+    SpanBlock,
+    raise_first,
+    read_spans,
+    write_spans,
+)
+from strideweave.runtime.workers import run_jobs
+from strideweave.store.checksums import checksum_function, digits, sums_of
+from strideweave.store.journal import JournaledTile, entry_head, newest_tiles
+from strideweave.store.lock import WriterLock
+from strideweave.store.manifest import DATA, JOURNAL, LOCK, MANIFEST, TABLE, Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    Ordinals = npt.NDArray[np.int64]
+    Bytes = npt.NDArray[np.uint8]
+    Sums = npt.NDArray[np.uint64]
+
+__all__ = ["JOURNAL_BYTES", "TileFiles", "TileFilesStatistics"]
+
+JOURNAL_BYTES = 64 << 20
+"""Bytes: the journal is retired before it grows beyond this. One larger tile alone may make it longer."""
+
+WAVE_BYTES = 32 << 20
+"""Bytes of tiles in one entry of the journal, at most, or one tile."""
+
+ATTEMPTS = 16
+"""How often a tile that is being overwritten is looked for. Each attempt that fails means that a writer has ended a
+whole write meanwhile, or that the tile is damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileFilesStatistics:
+    """What one open store has done.
+
+    Attributes:
+        tiles_read: tiles read and found right.
+        tiles_written: tiles written.
+        tiles_damaged: reads that found a tile damaged.
+        tiles_from_journal: reads that took a tile from the journal.
+        journal_bytes: bytes of the journal that are not retired.
+        retirements: how often the journal was retired.
+    """
+
+    tiles_read: int = 0
+    tiles_written: int = 0
+    tiles_damaged: int = 0
+    tiles_from_journal: int = 0
+    journal_bytes: int = 0
+    retirements: int = 0
+
+
+class TileFiles:
+    """One open store.
+
+    Attributes:
+        directory: where it is.
+        manifest: what it is.
+        writable: whether this object has the right to write.
+
+    Args:
+        directory: the store's directory.
+        writable: take the right to write, and finish what a writer that was killed had begun.
+
+    Raises:
+        FileNotFoundError: one of its files is missing.
+        FormatError: the manifest is none, or a file of the store is no regular file, or a symbolic link.
+        OSError: another open store has the right to write (``EBUSY``), or the system refused.
+        ImportError: the library for checksums is missing.
+    """
+
+    def __init__(self, directory: str, *, writable: bool) -> None:
+        checksum_function()
+        self.directory = directory
+        self.writable = writable
+        self.manifest = Manifest.read(directory)
+        self._lock: WriterLock | None = None
+        if writable:
+            _require_plain(self._path(LOCK))
+            self._lock = WriterLock(self._path(LOCK))
+        complete = False
+        try:
+            if writable:
+                self.manifest = Manifest.read(directory)  # again: now nobody replaces the store
+            self._open_files()
+            if writable:
+                self._recover()
+            complete = True
+        finally:
+            if not complete:
+                self.close()
+
+    def _open_files(self) -> None:
+        count = self.manifest.grid.tile_count
+        for name in (DATA, TABLE, JOURNAL):
+            _require_plain(self._path(name))
+        self._data, self._table_file = self._open(DATA), self._open(TABLE)
+        _require_no_longer(self._data, self.manifest.data_bytes)
+        _require_no_longer(self._table_file, 8 * count)
+        self._journal: OpenFile | None = self._open_journal()
+        self._sums = np.zeros(count, np.uint64)
+        self._read_table(self._table_file, 0, self._sums.view(np.uint8))
+        # Of this writer, since the journal was last retired:
+        self._end = 0  # bytes of the journal
+        self._sequence = 0
+        self._newest: dict[int, JournaledTile] = {}
+        self._unapplied: set[int] = set()  # tiles whose write in place failed
+        self._guarded = np.zeros(count if self.writable else 0, np.bool_)  # whole on the disk, in the journal
+        self._names_durable = False
+        self._turn = anyio.Lock()  # of one write at a time
+        self._read = self._written = self._damaged = self._rescued = self._retirements = 0
+
+    def _path(self, name: str) -> str:
+        return str(Path(self.directory, name))
+
+    def _open(self, name: str) -> OpenFile:
+        return OpenFile.open(self._path(name), writable=self.writable, private=True)
+
+    def _open_journal(self) -> OpenFile | None:
+        """A store whose journal was lost when it was copied has an empty one."""
+        try:
+            return self._open(JOURNAL)
+        except FileNotFoundError:
+            return OpenFile.create(self._path(JOURNAL)) if self.writable else None
+
+    def close(self) -> None:
+        """Close the files and let others write; idempotent. What is in the journal stays for the next writer."""
+        for name in ("_data", "_table_file", "_journal"):
+            file: OpenFile | None = getattr(self, name, None)
+            if file is not None:
+                file.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def statistics(self) -> TileFilesStatistics:
+        """A frozen record of what was done."""
+        return TileFilesStatistics(
+            tiles_read=self._read,
+            tiles_written=self._written,
+            tiles_damaged=self._damaged,
+            tiles_from_journal=self._rescued,
+            journal_bytes=self._end,
+            retirements=self._retirements,
+        )
+
+    def require_writable(self) -> None:
+        """Raise unless this process may write.
+
+        Raises:
+            PermissionError: it was opened for reading, or by the parent of this process.
+            ValueError: it is closed.
+        """
+        self._data.require_writable()
+        self._data.descriptor()
+
+    # Reading
+
+    async def read(self, ordinals: Ordinals, memory: Bytes, starts: Ordinals) -> None:
+        """Read tiles, every one with the right checksum.
+
+        Args:
+            ordinals: which tiles.
+            memory: contiguous writable bytes.
+            starts: where in it each tile goes, in bytes.
+
+        Raises:
+            DamagedTileError: a tile is neither right in its place nor in the journal; with notes on the others. The
+                memory may hold parts of it, which the caller must not give out.
+            OSError: the system failed.
+        """
+        nbytes = self.manifest.tile_bytes
+        # What does not arrive since the file is too short fails its checksum, or is what it should be.
+        with suppress(ShortFileError):
+            await default_engine().read(
+                SpanBatch([SpanBlock(self._data, ordinals * nbytes, memory, starts, nbytes)])
+            )
+        rows = [memory[start : start + nbytes] for start in starts.tolist()]
+        wanted = self._sums[ordinals]
+        wrong = np.flatnonzero(await sums_of(rows) != wanted)
+        if len(wrong):
+            tiles = ordinals[wrong].tolist()
+            await run_jobs([partial(self._settle_all, tiles, [rows[place] for place in wrong.tolist()])])
+        self._read += len(ordinals)
+
+    def read_blocking(self, ordinal: int) -> Bytes:
+        """Read one tile in the calling thread.
+
+        Raises:
+            DamagedTileError, OSError: as ``read``.
+        """
+        row = aligned_array(self.manifest.tile_bytes)
+        self._settle(ordinal, row)
+        self._read += 1
+        return row
+
+    def damaged_among(self, ordinals: Ordinals, memory: Bytes) -> list[DamagedTileError]:
+        """Read consecutive tiles into memory and say which are damaged; blocks.
+
+        Args:
+            ordinals: ascending neighbours.
+            memory: bytes for them.
+
+        Raises:
+            OSError: the system failed.
+        """
+        nbytes = self.manifest.tile_bytes
+        memory = memory[: len(ordinals) * nbytes]
+        with suppress(ShortFileError):
+            read_spans([FileSpan(self._data, int(ordinals[0]) * nbytes, memory)])
+        checksum, damaged = checksum_function(), []
+        for ordinal, row in zip(ordinals.tolist(), memory.reshape(-1, nbytes), strict=True):
+            if checksum(row) != int(self._sums[ordinal]):
+                try:
+                    self._settle(ordinal, row)
+                except DamagedTileError as error:
+                    damaged.append(error.with_traceback(None))
+        return damaged
+
+    def _settle_all(self, ordinals: list[int], rows: list[Bytes]) -> None:
+        errors: list[BaseException] = []
+        for ordinal, row in zip(ordinals, rows, strict=True):
+            try:
+                self._settle(ordinal, row)
+            except DamagedTileError as error:
+                errors.append(error)
+        raise_first(errors)
+
+    def _settle(self, ordinal: int, row: Bytes) -> None:
+        """Read a tile that may be on its way: from its place, else from the journal, until one of them is whole."""
+        checksum = checksum_function()
+        nbytes = self.manifest.tile_bytes
+        wanted, found = 0, ""
+        for _ in range(ATTEMPTS):
+            wanted = self._checksum_now(ordinal)
+            try:
+                read_spans([FileSpan(self._data, ordinal * nbytes, row)])
+                got = checksum(row)
+                if got == wanted:
+                    return
+                found = f"checksum {digits(got)}"
+            except ShortFileError as error:
+                found = f"{error.got} bytes of {nbytes}, where the file ends"
+            if self._read_from_journal(ordinal, row):
+                self._rescued += 1
+                return
+        self._damaged += 1
+        raise DamagedTileError(
+            path=self._data.path,
+            tile=self.coordinate(ordinal),
+            ordinal=ordinal,
+            offset=ordinal * nbytes,
+            wanted=digits(wanted),
+            found=found,
+        )
+
+    def _checksum_now(self, ordinal: int) -> int:
+        """The checksum of a tile; another process may have written it since the table was read."""
+        if not self.writable:
+            self._read_table(self._table_file, ordinal, self._sums[ordinal : ordinal + 1].view(np.uint8))
+        return int(self._sums[ordinal])
+
+    def _read_from_journal(self, ordinal: int, row: Bytes) -> bool:
+        """Read the newest content of a tile that the journal has whole, if any."""
+        if self.writable:
+            newest = self._newest.get(ordinal)
+            found = [] if newest is None else [newest]
+        else:
+            found = self._journaled().get(ordinal, [])
+        return any(self._read_journaled(tile, row) for tile in reversed(found))
+
+    def _journaled(self) -> dict[int, list[JournaledTile]]:
+        """What is in the journal now, which another process may be writing."""
+        if self._journal is None:
+            self._journal = self._open_journal()
+        if self._journal is None:
+            return {}
+        manifest = self.manifest
+        return newest_tiles(self._journal, manifest.identity, manifest.tile_bytes, manifest.grid.tile_count)[
+            0
+        ]
+
+    def _read_journaled(self, tile: JournaledTile, row: Bytes) -> bool:
+        try:
+            read_spans([FileSpan(self._the_journal, tile.offset, row)])
+        except ShortFileError:  # retired meanwhile
+            return False
+        return checksum_function()(row) == tile.checksum
+
+    def _read_table(self, file: OpenFile, first: int, buffer: Bytes) -> None:
+        """Read checksums; those behind the end of a table that is too short are zero, which no tile has."""
+        try:
+            read_spans([FileSpan(file, 8 * first, buffer)])
+        except ShortFileError as error:
+            buffer[error.got // 8 * 8 :] = 0
+
+    def coordinate(self, ordinal: int) -> tuple[int, ...]:
+        """The coordinate of a tile in the grid."""
+        coordinate = []
+        for extent in self.manifest.grid.grid_shape:
+            ordinal, index = divmod(ordinal, extent)
+            coordinate.append(index)
+        return tuple(coordinate)
+
+    # Writing
+
+    @property
+    def _the_journal(self) -> OpenFile:
+        if self._journal is None:  # of a store that is open for reading, when it was looked for
+            raise FormatError("the store has no journal", path=self._path(JOURNAL))
+        return self._journal
+
+    async def write(self, ordinals: Ordinals, memory: Bytes, starts: Ordinals) -> None:
+        """Write tiles, each of them all or nothing; when this returns every other opener sees them.
+
+        After an error some of them may be new and the others are what they were.
+
+        Args:
+            ordinals: which tiles, each once.
+            memory: contiguous bytes.
+            starts: where in it each tile begins, in bytes.
+
+        Raises:
+            OSError: the system failed, such as on a full disk.
+            PermissionError: as ``require_writable``.
+        """
+        self.require_writable()
+        nbytes = self.manifest.tile_bytes
+        order = np.argsort(ordinals)
+        ordinals, starts = ordinals[order], starts[order]
+        step = max(1, WAVE_BYTES // nbytes)
+        for first in range(0, len(ordinals), step):
+            wave = ordinals[first : first + step]
+            places = starts[first : first + step]
+            sums = await sums_of([memory[start : start + nbytes] for start in places.tolist()])
+            async with self._turn:
+                await self._write_wave(wave, sums, memory, places)
+
+    async def persist(self) -> None:
+        """Make everything that was written durable: it survives the loss of power from here on.
+
+        Raises:
+            OSError: the system failed; what was written is visible, and not known to be durable.
+            PermissionError: as ``require_writable``.
+        """
+        self.require_writable()
+        async with self._turn:
+            await self._retire(always=True)
+            if not self._names_durable:
+                await run_jobs([partial(sync_names, self.directory)])
+                self._names_durable = True
+
+    async def _write_wave(
+        self, ordinals: Ordinals, sums: npt.NDArray[np.uint64], memory: Bytes, starts: Ordinals
+    ) -> None:
+        nbytes = self.manifest.tile_bytes
+        head = entry_head(self.manifest.identity, self._sequence + 1, ordinals, sums, nbytes)
+        if self._end and self._end + head.nbytes + len(ordinals) * nbytes > JOURNAL_BYTES:
+            await self._retire()
+        contents = self._end + head.nbytes
+        places = contents + np.arange(len(ordinals), dtype=np.int64) * nbytes
+        journal, engine = self._the_journal, default_engine()
+        complete = False
+        try:
+            await engine.write([FileSpan(journal, self._end, head)])
+            await engine.write(SpanBatch([SpanBlock(journal, places, memory, starts, nbytes)]))
+            if not self._guarded[ordinals].all():
+                # Else a loss of power could leave a tile that was durable torn, with no other version of it.
+                await run_jobs([partial(sync, journal)])
+            complete = True
+        finally:
+            if not complete:
+                with suppress(OSError):  # what stays there is overwritten, or not whole
+                    journal.truncate(self._end)
+        self._sequence += 1
+        self._end = contents + len(ordinals) * nbytes
+        self._guarded[ordinals] = True
+        tiles = ordinals.tolist()
+        for ordinal, place, checksum in zip(tiles, places.tolist(), sums.tolist(), strict=True):
+            self._newest[ordinal] = JournaledTile(place, checksum)
+        self._unapplied.update(tiles)
+        await engine.write(SpanBatch([SpanBlock(self._data, ordinals * nbytes, memory, starts, nbytes)]))
+        await engine.write(list(self._table_spans(ordinals, sums)))
+        self._sums[ordinals] = sums
+        self._unapplied.difference_update(tiles)
+        self._written += len(tiles)
+
+    def _table_spans(self, ordinals: Ordinals, sums: Sums) -> Iterator[FileSpan]:
+        """One span for each run of neighbours among ascending tiles."""
+        stored = sums.astype("<u8").view(np.uint8)
+        borders = [0, *(np.flatnonzero(np.diff(ordinals) != 1) + 1).tolist(), len(ordinals)]
+        for first, last in pairwise(borders):
+            if first < last:
+                yield FileSpan(self._table_file, 8 * int(ordinals[first]), stored[8 * first : 8 * last])
+
+    async def _retire(self, *, always: bool = False) -> None:
+        """Have everything that the journal guards safe in its place, and empty it."""
+        if self._end or always:
+            await run_jobs([self._retire_blocking])
+
+    def _retire_blocking(self) -> None:
+        for ordinal in sorted(self._unapplied):
+            self._apply(ordinal, [self._newest[ordinal]])
+        self._unapplied.clear()
+        sync(self._data)
+        sync(self._table_file)
+        if self._end:
+            self._the_journal.truncate(0)
+            self._end = 0
+            self._retirements += 1
+        self._newest.clear()
+        self._guarded[:] = False
+
+    def _recover(self) -> None:
+        """Finish what the last writer had begun."""
+        journal = self._the_journal
+        if not journal.size():
+            return
+        found = self._journaled()
+        for ordinal in sorted(found):
+            self._apply(ordinal, found[ordinal])
+        if found:
+            sync(self._data)
+            sync(self._table_file)
+        journal.truncate(0)
+
+    def _apply(self, ordinal: int, versions: list[JournaledTile]) -> None:
+        """Write the newest whole content of a tile in the journal to its place, and its checksum; blocks."""
+        nbytes = self.manifest.tile_bytes
+        row = aligned_array(nbytes)
+        for tile in reversed(versions):
+            if self._read_journaled(tile, row):
+                write_spans([FileSpan(self._data, ordinal * nbytes, row)])
+                stored = np.array([tile.checksum], "<u8").view(np.uint8)
+                write_spans([FileSpan(self._table_file, 8 * ordinal, stored)])
+                self._sums[ordinal] = tile.checksum
+                return
+
+
+def sync(file: OpenFile) -> None:
+    """Wait until what was written to a file is on its device; blocks.
+
+    Raises:
+        OSError: the system failed, with the path.
+    """
+    held = file.descriptor()
+    try:
+        getattr(os, "fdatasync", os.fsync)(held.number)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}; it was to be made durable", file.path) from error
+
+
+def sync_names(directory: str) -> None:
+    """Make a store's manifest, the names of its files and its own name durable; blocks."""
+    place = Path(directory).absolute()
+    for path in (place / MANIFEST, place, place.parent):
+        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(number)
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror}; it was to be made durable", str(path)) from error
+        finally:
+            os.close(number)
+
+
+def _require_plain(path: str) -> None:
+    """Refuse a symbolic link: a store's files are in its directory, and nowhere else."""
+    if Path(path).is_symlink():
+        found = str(Path(path).readlink())
+        raise FormatError("a file of a store must not be a symbolic link", path=path, found=found)
+
+
+def _require_no_longer(file: OpenFile, nbytes: int) -> None:
+    """Refuse a file that the manifest does not describe; one that is too short has damaged tiles, and others."""
+    found = file.size()
+    if found > nbytes:
+        raise FormatError(
+            "the file is longer than the manifest says",
+            path=file.path,
+            wanted=f"{nbytes} bytes",
+            found=f"{found} bytes",
+        )
