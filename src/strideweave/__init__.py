@@ -39,6 +39,7 @@ from strideweave.dtype import DType
 from strideweave.errors import (
     DamagedTileError,
     EvictedError,
+    FileChangedError,
     FormatError,
     ImmutableError,
     InvalidTileError,
@@ -48,6 +49,7 @@ from strideweave.errors import (
     StaleGraphError,
     TileConflictError,
 )
+from strideweave.formats import open_tiled
 from strideweave.layout import Layout, Shape, Stride, column_major, row_major
 from strideweave.operations.comparison import clamp, eq, le, lt, maximum, minimum, ne, select
 from strideweave.operations.contraction import matmul
@@ -112,6 +114,7 @@ __all__ = [
     "Evictable",
     "EvictedError",
     "FileBacked",
+    "FileChangedError",
     "FormatError",
     "Generic",
     "ImmutableError",
@@ -175,6 +178,7 @@ __all__ = [
     "neg",
     "no_grad",
     "ones",
+    "open_tiled",
     "permute",
     "pow",
     "recip",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from strideweave.tiles.part_map import PartOrder
     from strideweave.tiles.policy import ResidencyPolicy
 
 __all__ = ["tile_grid", "tile_major_layout", "tile_views", "tiled"]
@@ -107,14 +109,17 @@ def tiled(
     return Tensor(carrier, 0, tile_major_layout(grid))
 
 
-def tile_major_layout(grid: TileGrid) -> Layout:
-    """The Layout of a full Tensor whose tiles are row-major inside.
+def tile_major_layout(grid: TileGrid, order: PartOrder = "C") -> Layout:
+    """The Layout of a full Tensor whose tiles are row-major inside, or column-major with ``order="F"``.
 
     Shapes: top-level extents are ``grid.logical_shape``; a mode cut inside is nested, ``(tile, grid)``.
     """
     shape: list[Any] = []
     stride: list[Any] = []
-    inner = list(itertools.accumulate(reversed(grid.tile_shape), lambda a, b: a * b, initial=1))[-2::-1]
+    extents = grid.tile_shape if order == "F" else grid.tile_shape[::-1]
+    inner = list(itertools.accumulate(extents, operator.mul, initial=1))[:-1]
+    if order == "C":
+        inner.reverse()
     outer = grid.tile_size
     for tile, count, within in zip(grid.tile_shape, grid.grid_shape, inner, strict=True):
         if tile > 1 and count > 1:
