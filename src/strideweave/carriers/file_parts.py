@@ -187,7 +187,7 @@ class FileParts(FileCarrier):
     def _file(self) -> tuple[OpenFile, int]:
         self._require_live()
         if self._spill is None:
-            raise NotImplementedError("the slots of files in place are at no one offset of one file")
+            raise ImmutableError("files that are read in place cannot be written to; copy the tensor first")
         return self._spill._file()
 
     def _can_allocate(self) -> bool:
