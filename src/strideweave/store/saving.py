@@ -25,6 +25,7 @@ from strideweave.tiling import tile_grid, tile_major_layout, tile_views
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
 
     import numpy.typing as npt
 
@@ -57,6 +58,7 @@ def save_tiled_async(
     tile_shape: int | Iterable[int] | None = None,
     overwrite: bool = False,
     durable: bool = True,
+    progress: Callable[[int], object] | None = None,
 ) -> AwaitResult[None]:
     """Start saving a Tensor as a store, a directory that ``open_tiled`` opens, and return the handle.
 
@@ -74,6 +76,8 @@ def save_tiled_async(
         overwrite: replace the store that is there. One that is open for writing is not replaced; openers that read
             go on reading what they have opened.
         durable: wait until everything is on the device, so that it survives the loss of power.
+        progress: called in StrideWeave's own thread with the number of tiles that were written, every some megabytes;
+            it must not block. What it raises ends the save as any failure does.
 
     Returns:
         The handle, whose value is None.
@@ -104,16 +108,20 @@ def save_tiled_async(
                 f"the tensor has tiles of shape {carrier.tile_shape} and is saved with them, not with {asked}; "
                 "project it to cut it anew"
             )
-        return _save_tiles(carrier, make_writer(carrier._traffic.grid, tensor.layout))
+        return _save_tiles(carrier, make_writer(carrier._traffic.grid, tensor.layout), progress or _ignore)
     if asked is None:
         raise ValueError("a tensor that is not tiled is saved with tiles of some shape: give tile_shape")
     grid = tile_grid(tensor.shape, asked)
     carrier._require_live()
     writer = make_writer(grid, tile_major_layout(grid))
-    return carrier._scope.start(AwaitResult[None](), _save_dense, tensor.numpy(), grid, writer)
+    return carrier._scope.start(
+        AwaitResult[None](), _save_dense, tensor.numpy(), grid, writer, progress or _ignore
+    )
 
 
-def _save_tiles(carrier: TiledEvictable, writer: StoreWriter) -> AwaitResult[None]:
+def _save_tiles(
+    carrier: TiledEvictable, writer: StoreWriter, progress: Callable[[int], object]
+) -> AwaitResult[None]:
     """Start the request that holds every tile of a tiled carrier and writes them."""
     traffic = carrier._traffic
     tiles = np.arange(traffic.grid.tile_count)
@@ -134,6 +142,7 @@ def _save_tiles(carrier: TiledEvictable, writer: StoreWriter) -> AwaitResult[Non
             step = max(1, _STEP_BYTES // traffic.tile_bytes)
             for first in range(0, len(stored), step):
                 await traffic.stream(stored[first : first + step], consume, entry=entry)
+                progress(len(implicit) + min(first + step, len(stored)))
             await writer.finish()
             complete = True
         finally:
@@ -145,7 +154,9 @@ def _save_tiles(carrier: TiledEvictable, writer: StoreWriter) -> AwaitResult[Non
     return carrier._start_work(AwaitResult[None](), partial(traffic.enter_data, "a save", plan), save)
 
 
-async def _save_dense(source: npt.NDArray[Any], grid: TileGrid, writer: StoreWriter) -> None:
+async def _save_dense(
+    source: npt.NDArray[Any], grid: TileGrid, writer: StoreWriter, progress: Callable[[int], object]
+) -> None:
     """Write the tiles of an array, some megabytes at a time."""
     nbytes = writer.manifest.tile_bytes
     per_wave = min(grid.tile_count, max(1, STAGING_BYTES // nbytes))
@@ -165,6 +176,7 @@ async def _save_dense(source: npt.NDArray[Any], grid: TileGrid, writer: StoreWri
             count = min(per_wave, grid.tile_count - first)
             await run_jobs([partial(fill, count)])
             await writer.write(np.arange(first, first + count), rows[:count])
+            progress(first + count)
         await writer.finish()
         complete = True
     finally:
@@ -176,6 +188,10 @@ def _require_tensor(tensor: object) -> None:
     if not isinstance(tensor, Tensor):
         hint = "; wait() for the handle first" if isinstance(tensor, AwaitResult) else ""
         raise TypeError(f"save_tiled takes a Tensor, found {type(tensor).__name__}{hint}")
+
+
+def _ignore(_: int) -> None:
+    """What happens to progress that nobody asks for."""
 
 
 def _tuple(shape: int | Iterable[int]) -> tuple[int, ...]:
