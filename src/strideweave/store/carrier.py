@@ -54,7 +54,7 @@ class StoreBacked(Carrier):
         manifest = files.manifest
         super().__init__(manifest.grid.slot_count, dtype=manifest.dtype, mutable=files.writable)
         self._files = files
-        self._partial_turn = anyio.Lock()  # of one write of a part of a tile, which reads the rest
+        self._partial_turn: anyio.Lock | None = None  # of one write of a part of a tile, which reads the rest
 
     def __init_subclass__(cls) -> NoReturn:
         raise TypeError("StoreBacked is final; subclass Carrier to write a carrier")
@@ -129,6 +129,8 @@ class StoreBacked(Carrier):
                 ordinals = np.arange(ordinal, ordinal + len(part) // self._tile_bytes)
                 await self._files.write(ordinals, part, (ordinals - ordinal) * self._tile_bytes)
                 continue
+            if self._partial_turn is None:
+                self._partial_turn = anyio.Lock()  # here: in the runtime's loop, whose kind it must be
             async with self._partial_turn:
                 tile, zero = aligned_array(self._tile_bytes), np.zeros(1, np.int64)
                 await self._files.read(np.array([ordinal]), tile, zero)

@@ -36,7 +36,6 @@ VERSION = 1
 BYTE_ORDER = "little"
 _MOST_BYTES = 1 << 20
 _LARGEST = 1 << 62  # offsets in files are signed integers of 64 bits
-_FILES = {"data": DATA, "table": TABLE, "journal": JOURNAL, "lock": LOCK}
 
 
 @dataclass(frozen=True, slots=True)

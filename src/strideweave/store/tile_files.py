@@ -138,7 +138,7 @@ class TileFiles:
         self._unapplied: set[int] = set()  # tiles whose write in place failed
         self._guarded = np.zeros(count if self.writable else 0, np.bool_)  # whole on the disk, in the journal
         self._names_durable = False
-        self._turn = anyio.Lock()  # of one write at a time
+        self._turn: anyio.Lock | None = None
         self._read = self._written = self._damaged = self._rescued = self._retirements = 0
 
     def _path(self, name: str) -> str:
@@ -363,8 +363,14 @@ class TileFiles:
             wave = ordinals[first : first + step]
             places = starts[first : first + step]
             sums = await sums_of([memory[start : start + nbytes] for start in places.tolist()])
-            async with self._turn:
+            async with self._one_at_a_time():
                 await self._write_wave(wave, sums, memory, places)
+
+    def _one_at_a_time(self) -> anyio.Lock:
+        """The turn of one write; made in the runtime's loop, whose kind of lock it must be."""
+        if self._turn is None:
+            self._turn = anyio.Lock()
+        return self._turn
 
     async def persist(self) -> None:
         """Make everything that was written durable: it survives the loss of power from here on.
@@ -374,7 +380,7 @@ class TileFiles:
             PermissionError: as ``require_writable``.
         """
         self.require_writable()
-        async with self._turn:
+        async with self._one_at_a_time():
             await self._retire(always=True)
             if not self._names_durable:
                 await run_jobs([partial(sync_names, self.directory)])
@@ -385,7 +391,8 @@ class TileFiles:
     ) -> None:
         nbytes = self.manifest.tile_bytes
         head = entry_head(self.manifest.identity, self._sequence + 1, ordinals, sums, nbytes)
-        if self._end and self._end + head.nbytes + len(ordinals) * nbytes > JOURNAL_BYTES:
+        full = self._end + head.nbytes + len(ordinals) * nbytes > JOURNAL_BYTES
+        if full or self._unapplied:  # a write that failed half way is ended first, or the journal only grows
             await self._retire()
         contents = self._end + head.nbytes
         places = contents + np.arange(len(ordinals), dtype=np.int64) * nbytes
