@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.figures import Quartiles, Row, fastest, find, quartiles, speed, turns
+from benchmarks.figures import Quartiles, Row, fastest, find, quartiles, seconds, speed, turns
 from benchmarks.method import FRESH, GIVEN
 from benchmarks.peers import OURS
 from benchmarks.task import KIB, MIB
 
 __all__ = ["Verdict", "verdicts"]
 
+GROWTH = 1.5  # a thousand times as many tiles; what is left is caches that hold less of the state
 SLACK_MIB = 8.0  # stacks of threads and what the interpreter and the allocator keep
 
 Chooser = Callable[[Sequence[Row]], Row | None]
@@ -81,7 +82,8 @@ def verdicts(results: Sequence[dict[str, Any]]) -> list[Verdict]:
     """All verdicts, in the order of the targets."""
     own = [result for result in results if result["group"] == result["case"]]
     judged = (target.judge(result) for target in TARGETS for result in own)
-    return [*(verdict for verdict in judged if verdict is not None), *_absolute(own), *_peaks(own)]
+    found = (verdict for verdict in judged if verdict is not None)
+    return [*found, *_absolute(own), *_growth(own), *_peaks(own)]
 
 
 def _ours(name: str, destination: str | None = None) -> Chooser:
@@ -138,21 +140,21 @@ TARGETS = (
     Target(
         "warm page cache beside the fastest peer",
         "warm",
-        _best_of_ours("", GIVEN),
+        _best_of_ours(""),  # results are recycled memory, so a fresh one need not be slower than a given one
         _best(),
         _from({16 * KIB: 1.0}),
     ),
     Target(
         "durable eviction beside the device",
         "write",
-        _best_of_ours("fdatasync"),
+        _best_of_ours("durable"),
         _best("fio"),
         _from({256 * KIB: 0.90}),
     ),
     Target(
         "durable eviction beside pwritev and fdatasync",
         "write",
-        _best_of_ours("fdatasync"),
+        _best_of_ours("durable"),
         _best("system"),
         _from({16 * KIB: 1.0}),
     ),
@@ -201,6 +203,30 @@ def _absolute(results: Sequence[dict[str, Any]]) -> Iterator[Verdict]:
                 found = quartiles(turns(row, "late_ms"))
                 what = "worst lateness of the caller's loop"
                 yield Verdict(what, result["title"], _name(row), "", found, 5, at_least=False, unit="ms")
+
+
+def _growth(results: Sequence[dict[str, Any]]) -> Iterator[Verdict]:
+    """How many times as long the largest grid takes as the smallest; construction fills arrays of its size besides."""
+    grids = [result for result in results if result["case"] == "grid"]
+    if len(grids) < 2:
+        return
+    least, most = grids[0], grids[-1]
+    for name in ("select", "project", "evict"):
+        small, large = _ours(name)(least["rows"]), _ours(name)(most["rows"])
+        if small is not None and large is not None:
+            # Of different runs: no pairs of turns, so each turn of the large one beside the small one's median.
+            base = seconds(small).median
+            found = quartiles([value / base for value in turns(large)])
+            yield Verdict(
+                "independent of the grid's size",
+                most["title"],
+                _name(large),
+                least["title"],
+                found,
+                GROWTH,
+                at_least=False,
+                unit="times",
+            )
 
 
 def _peaks(results: Sequence[dict[str, Any]]) -> Iterator[Verdict]:

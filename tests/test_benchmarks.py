@@ -188,6 +188,22 @@ def test_a_target_depends_on_the_size_of_a_tile():
     assert (large.must, large.is_met) == (3.0, False)
 
 
+def test_a_grid_a_thousand_times_as_large_must_cost_the_same():
+    def grid(title: str, seconds: float) -> dict:
+        rows = [
+            row("strideweave", name, "", seconds, seconds) for name in ("construct", "select", "evict, dirty")
+        ]
+        return {"group": "grid", "case": "grid", "tile_bytes": 4096, "title": title, "rows": rows}
+
+    assert targets.verdicts([grid("small", 1.0)]) == []
+    judged = targets.verdicts([grid("small", 1.0), grid("middling", 9.0), grid("large", 1.25)])
+    assert [verdict.ours for verdict in judged] == ["strideweave: select", "strideweave: evict, dirty"]
+    assert all(
+        (v.found.median, v.title, v.reference, v.is_met) == (1.25, "large", "small", True) for v in judged
+    )
+    assert not any(v.is_met for v in targets.verdicts([grid("small", 1.0), grid("large", 2.0)]))
+
+
 def test_the_report_names_what_is_missing_and_draws_what_has_two_places(tmp_path: Path):
     page = report.write(a_run(16 << 10, 4 << 20), tmp_path)
     assert "- torch: torch is not installed" in page

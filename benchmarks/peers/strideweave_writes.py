@@ -51,7 +51,7 @@ def methods(peer: Peer, task: Task) -> list[Method]:
 def _evictions(peer: Peer, task: Task, name: str, path: Path, secondary: sw.Carrier) -> list[Method]:
     tiled = Tiled(peer.stack, task, secondary)
     carrier, data = tiled.carrier, Dataset(task)
-    number = os.open(path, os.O_RDWR)  # durable through a descriptor beside the carrier's own
+    number = os.open(path, os.O_RDWR)
     peer.stack.callback(os.close, number)
 
     def prepare(picks: Picks) -> None:
@@ -68,8 +68,7 @@ def _evictions(peer: Peer, task: Task, name: str, path: Path, secondary: sw.Carr
         carrier.evict(tiled.select(picks))
 
     def evict_durably(picks: Picks) -> None:
-        carrier.evict(tiled.select(picks))
-        os.fdatasync(number)
+        carrier.evict(tiled.select(picks), durable=True)
 
     def found(_: Any, picks: Picks) -> Any:
         return np.stack([_read(number, task, tile) for tile in picks.tolist()])
@@ -78,7 +77,7 @@ def _evictions(peer: Peer, task: Task, name: str, path: Path, secondary: sw.Carr
         sync_file_system(path.parent)  # so that the next contender does not pay for this one
 
     return [
-        Eviction(f"evict to {name} + fdatasync", "", evict_durably, prepare, found=found, emptied=empty),
+        Eviction(f"evict to {name}, durable", "", evict_durably, prepare, found=found, emptied=empty),
         Eviction(f"evict to {name}", "", evict, prepare, flush, found, emptied=empty),
     ]
 

@@ -281,3 +281,42 @@ def test_a_file_is_open_for_calls_that_wait(path: Path, direct: bool) -> None:
     """With O_NONBLOCK some kernels answer a read by io_uring with EAGAIN for ever."""
     held = OpenFile.open(path, direct=direct).descriptor()
     assert all(os.get_blocking(number) for number in (held.number, held.direct) if number >= 0)
+
+
+def test_durable_writes_go_past_the_cache_while_they_last(tmp_path):
+    path = tmp_path / "full.bin"
+    path.write_bytes(bytes(64 << 10))
+    file = OpenFile.open(path, writable=True)
+    held = file.descriptor()
+    with file.writing_durably():
+        if held.direct < 0:
+            pytest.skip("this file system has no O_DIRECT")
+        assert file.direct_number(held, writing=True) == held.direct
+        assert file.direct_number(held, writing=False) == -1  # what is read may be in the cache
+        with file.writing_durably():
+            pass
+        assert file.direct_number(held, writing=True) == held.direct
+    assert file.direct_number(held, writing=True) == -1
+    assert not file.is_direct
+
+
+def test_a_file_with_holes_is_written_through_the_cache(tmp_path):
+    file = OpenFile.create(tmp_path / "sparse.bin", size=1 << 20)
+    with file.writing_durably():
+        assert file.direct_number(file.descriptor(), writing=True) == -1
+
+
+def test_where_a_file_cannot_be_opened_directly_the_cache_does(tmp_path, monkeypatch):
+    path = tmp_path / "full.bin"
+    path.write_bytes(bytes(64 << 10))
+    file, asked = OpenFile.open(path, writable=True), []
+
+    def refuse(flags):
+        asked.append(flags)
+        return "a test refuses"
+
+    monkeypatch.setattr(file, "_open_direct", refuse)
+    for _ in range(2):
+        with file.writing_durably():
+            assert file.direct_number(file.descriptor(), writing=True) == -1
+    assert len(asked) == 1

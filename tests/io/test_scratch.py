@@ -5,7 +5,8 @@ import mmap
 import numpy as np
 import pytest
 
-from strideweave.io.buffers import MAPPED_BYTES, scratch_array
+from strideweave.io.buffers import MAPPED_BYTES
+from strideweave.io.recycling import scratch_array
 
 MIB = 1 << 20
 

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from strideweave.io import engine as engine_module
-from strideweave.io import uring, uring_engine
+from strideweave.io import uring, uring_batch, uring_engine
 from strideweave.io.engine import default_engine, make_engine
 from strideweave.io.files import OpenFile
 from strideweave.io.positioned import FileSpan
 from strideweave.io.uring import Ring, why_unavailable
-from strideweave.io.uring_engine import PIECE_BYTES, UringEngine
+from strideweave.io.uring_batch import PIECE_BYTES
+from strideweave.io.uring_engine import UringEngine
 
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=f"no io_uring: {why_unavailable()}")
 
@@ -210,7 +211,7 @@ def test_a_kernel_that_takes_no_more_ends_the_batches_and_not_the_engine(big, ta
 
 def test_spans_are_cut_below_what_one_operation_may_move():
     columns = np.array([[3, 10, 4096, 5 << 30], [4, 0, 1 << 40, 7]], np.int64)
-    cut = uring_engine._cut(columns)
+    cut = uring_batch._cut(columns)
     assert cut[:, 3].max() == PIECE_BYTES < 0x7FFFF000
     assert len(cut) == (5 << 10) + 1
     first = cut[:-1]
@@ -256,7 +257,7 @@ def test_an_engine_that_was_named_and_cannot_run_is_an_error(monkeypatch):
 
 
 def test_no_room_for_a_ring_falls_back_to_threads(monkeypatch):
-    def refuse():
+    def refuse(fallback):
         raise OSError(errno.ENOMEM, "no locked memory left")
 
     monkeypatch.delenv("STRIDEWEAVE_IO", raising=False)

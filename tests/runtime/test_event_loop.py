@@ -70,6 +70,72 @@ def test_calls_run_in_the_order_posted():
     assert seen == list(range(100))
 
 
+@pytest.fixture
+def busy_loop(fresh_runtime, monkeypatch):
+    """A runtime whose loop makes no posted call until the test opens the gate; gives gate and wake-ups."""
+    runtime = fresh_runtime()
+    gate, busy, woken = threading.Event(), threading.Event(), []
+
+    def hold():
+        busy.set()
+        gate.wait()
+
+    runtime.post(hold)
+    busy.wait()
+    call_soon = runtime._loop.call_soon_threadsafe
+
+    def watched(*args, **options):
+        woken.append(args)
+        return call_soon(*args, **options)
+
+    monkeypatch.setattr(runtime._loop, "call_soon_threadsafe", watched)
+    yield runtime, gate, woken
+    gate.set()
+
+
+def test_one_wake_up_serves_all_that_is_posted_meanwhile(busy_loop):
+    runtime, gate, woken = busy_loop
+    seen, done = [], threading.Event()
+    for i in range(50):
+        runtime.post(seen.append, i)
+    runtime.post(done.set)
+    assert len(woken) == 1
+    gate.set()
+    done.wait()
+    assert seen == list(range(50))
+    again = threading.Event()
+    runtime.post(again.set)
+    again.wait()
+    assert len(woken) == 2
+
+
+def test_a_posted_call_that_fails_does_not_keep_the_others_from_being_made(busy_loop, caplog):
+    runtime, gate, _ = busy_loop
+    done = threading.Event()
+    runtime.post([].pop)
+    runtime.post(done.set)
+    gate.set()
+    assert done.wait(60)
+    assert "a call posted to the runtime's loop failed" in caplog.text
+
+
+def test_an_interrupted_post_leaves_the_loop_reachable(busy_loop, monkeypatch):
+    """Ctrl-C may come at any statement of the posting thread."""
+    runtime, gate, _ = busy_loop
+    with monkeypatch.context() as patch:
+
+        def interrupted(*_, **__):
+            raise KeyboardInterrupt
+
+        patch.setattr(runtime._loop, "call_soon_threadsafe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            runtime.post(print)
+    done = threading.Event()
+    runtime.post(done.set)
+    gate.set()
+    assert done.wait(60)
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_the_first_use_inside_a_callers_loop_takes_nothing_of_it_along(fresh_runtime, backend):
     """A runtime started, or posted to, from a trio task must not take itself for trio."""

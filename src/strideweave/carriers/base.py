@@ -9,7 +9,7 @@ not memory and does not compute. Where a few blocking functions are all there is
 from __future__ import annotations
 
 from abc import abstractmethod
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -26,6 +26,7 @@ from strideweave.operations.table import OPERATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
     from typing import Self
 
     from numpy.typing import NDArray
@@ -303,6 +304,20 @@ class Carrier(CarrierLifecycle):
 
     def _discard(self, start: int, slots: int) -> None:
         """Give back the storage of these slots where this carrier allocated it; undefined values follow."""
+
+    async def _persist(self) -> None:
+        """Return once what was written to these slots would survive a loss of power, as far as the storage can.
+
+        In the runtime's loop. Memory has nothing to do; a class that keeps its slots elsewhere overrides this.
+        """
+        bearer = self._bearer()
+        if bearer is not self:
+            await bearer._persist()
+
+    def _writing_durably(self) -> AbstractContextManager[None]:
+        """What writes are made in that ``_persist`` follows; a class may send them another way."""
+        bearer = self._bearer()
+        return nullcontext() if bearer is self else bearer._writing_durably()
 
     def _bytes(self) -> NDArray[np.uint8]:
         """All slots as writable bytes, for carriers in memory; raises ReleasedError after release."""

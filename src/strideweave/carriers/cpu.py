@@ -15,7 +15,8 @@ from strideweave.carriers.base import CarrierStatistics
 from strideweave.carriers.lifecycle import check_slot_count
 from strideweave.carriers.memory import MemoryCarrier
 from strideweave.dtype import DType
-from strideweave.io.buffers import HUGE_BYTES, aligned_array, scratch_array
+from strideweave.io.buffers import HUGE_BYTES, aligned_array
+from strideweave.io.recycling import scratch_array
 from strideweave.layout.int_tuple import as_integer
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from strideweave.runtime.await_result import AwaitResult
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
+    from contextlib import AbstractContextManager
     from typing import Self
 
     from numpy.typing import NDArray
@@ -88,6 +89,14 @@ class FileCarrier(Carrier):
         nobody else may be given its storage before the system has come to an end with it.
         """
         await move([span])
+
+    async def _persist(self) -> None:
+        if self.size():
+            file, _ = self._file()
+            await default_engine().persist(file)
+
+    def _writing_durably(self) -> AbstractContextManager[None]:
+        return self._file()[0].writing_durably() if self.size() else nullcontext()
 
     def _span(self, start: int, slots: NDArray[Any]) -> FileSpan:
         file, base = self._file()

@@ -2,7 +2,8 @@
 
 Three engines ship: ``"uring"`` (Linux, where the kernel lets this process use io_uring), ``"threads"`` (everywhere)
 and ``"aiofiles"`` (the same through aiofiles). The environment variable ``STRIDEWEAVE_IO`` names one; one that was
-named and cannot run is an error, never another one silently.
+named and cannot run is an error, never another one silently. Where none was named and the system comes to refuse
+io_uring later, the threads do the batches that it refuses, and ``statistics()`` counts them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from strideweave.runtime.event_loop import current_runtime, process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from strideweave.io.files import OpenFile
 
 __all__ = [
     "ENGINES",
@@ -69,6 +72,16 @@ class Engine(Protocol):
             ValueError: a file is closed.
 
         Of several errors the first is raised, with a note on each other one; spans are then partly written.
+        """
+
+    async def persist(self, file: OpenFile) -> None:
+        """Return once everything that was written to a file would survive a loss of power.
+
+        That is what calls of ``write`` have written that ended before.
+
+        Raises:
+            OSError: the storage failed, with the path; what was written before may be lost.
+            ValueError: the file is closed.
         """
 
     def statistics(self) -> EngineStatistics:
@@ -124,7 +137,7 @@ def _choose() -> _Chosen:
     if obstacle is not None:
         return _Chosen(ThreadEngine(), obstacle)
     try:
-        return _Chosen(UringEngine(), "io_uring works in this process")
+        return _Chosen(UringEngine(ThreadEngine()), "io_uring works in this process")
     except OSError as error:  # a limit that was reached since the trial
         return _Chosen(ThreadEngine(), f"a ring could not be made: {error}")
 
@@ -144,4 +157,7 @@ def statistics() -> EngineStatistics:
     chosen = None if process.runtime is None else process.runtime.find_service(_choose)
     if chosen is None:
         return EngineStatistics()
-    return replace(chosen.engine.statistics(), engine=chosen.engine.name, reason=chosen.reason)
+    found, reason = chosen.engine.statistics(), chosen.reason
+    if found.failed_over:
+        reason += f"; later the threads took over, batches: {found.failed_over}, since {found.refusal}"
+    return replace(found, engine=chosen.engine.name, reason=reason)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import stat
 import sys
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Self
 
-__all__ = ["ALIGNMENT", "FileStatistics", "OpenFile"]
+__all__ = ["ALIGNMENT", "FileStatistics", "HeldDescriptor", "OpenFile"]
 
 ALIGNMENT = 4096
 """Bytes: what reads and writes past the page cache begin with a multiple of, in the file and in memory, and move a
@@ -25,6 +26,7 @@ multiple of. Some devices take less; none that is known wants more."""
 # <linux/falloc.h>: free the range and leave the size of the file as it is.
 _KEEP_SIZE = 0x01
 _PUNCH_HOLE = 0x02
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS, whose fsync stops at the drive's cache
 _CANNOT_PUNCH = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV})
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -51,7 +53,7 @@ def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
 _FALLOCATE = _find_fallocate()
 
 
-class _Descriptor:
+class HeldDescriptor:
     """The descriptors of one file, closed when the last user lets go of them.
 
     A system call under way holds a reference, so closing the file meanwhile cannot hand its number to a file
@@ -86,6 +88,7 @@ class FileStatistics:
         writes: write system calls.
         bytes_punched: bytes whose space was given back to the file system.
         punches_refused: ranges that the file system could not give back.
+        persists: times that everything written was made to survive a loss of power.
     """
 
     bytes_read: int = 0
@@ -94,6 +97,7 @@ class FileStatistics:
     writes: int = 0
     bytes_punched: int = 0
     punches_refused: int = 0
+    persists: int = 0
 
 
 class OpenFile:
@@ -116,10 +120,12 @@ class OpenFile:
         self.path = path
         self.writable = writable
         self._creator = creator  # the process that may change the file, where that is one alone
-        self._descriptor: _Descriptor | None = _Descriptor(number)
+        self._descriptor: HeldDescriptor | None = HeldDescriptor(number)
         self._counts: dict[int, list[int]] = {}
         self.direct_obstacle: str | None = "it was not asked for"
         self.queue_depth: int | None = None
+        self._durable_writers = 0  # changed by the runtime's loop only
+        self._cannot_be_direct = False
 
     @classmethod
     def open(
@@ -184,6 +190,31 @@ class OpenFile:
         """Whether what is aligned goes past the page cache."""
         return self.direct_obstacle is None
 
+    @contextmanager
+    def writing_durably(self) -> Iterator[None]:
+        """Send what is aligned past the page cache while the block runs, where it is written and the system allows it.
+
+        For writes that are to be durable in the end: to the device they have to go in any case, and many at once get
+        there sooner than pages that ``persist`` has to look for. A file with holes is left to the cache, since
+        giving blocks to direct writes is done one after the other.
+        """
+        if not self.is_direct and self.occupied() >= self.size():
+            held = self.descriptor()
+            if held.direct < 0 and not self._cannot_be_direct:
+                flags = os.O_RDWR if self.writable else os.O_RDONLY
+                self._cannot_be_direct = self._open_direct(flags | os.O_CLOEXEC) is not None
+            self._durable_writers += 1
+            try:
+                yield
+            finally:
+                self._durable_writers -= 1
+        else:
+            yield
+
+    def direct_number(self, held: HeldDescriptor, *, writing: bool) -> int:
+        """The descriptor for what goes past the page cache now, or -1."""
+        return held.direct if self.is_direct or (writing and self._durable_writers) else -1
+
     @classmethod
     def create(cls, path: str | os.PathLike[str], *, size: int = 0) -> Self:
         """Create a file of ``size`` zero bytes that occupy no space yet, open for reading and writing.
@@ -207,7 +238,7 @@ class OpenFile:
         state = "closed" if self.is_closed() else "writable" if self.writable else "read-only"
         return f"<{type(self).__name__} {self.path!r}, {state}>"
 
-    def descriptor(self) -> _Descriptor:
+    def descriptor(self) -> HeldDescriptor:
         """Return the holder of the descriptor; keep it for as long as a system call uses its number.
 
         Raises:
@@ -306,6 +337,28 @@ class OpenFile:
         message = f"{os.strerror(code)}; {length} bytes at offset {offset} were to be freed"
         raise OSError(code, message, self.path)
 
+    def persist(self) -> None:
+        """Return once everything that was written to the file would survive a loss of power; blocks.
+
+        What was written through other descriptors counts too, and the file's size does. The entry of a file in its
+        directory is another matter.
+
+        Raises:
+            ValueError: the file is closed.
+            OSError: the storage failed, with the path; what was written before may be lost.
+        """
+        held = self.descriptor()
+        try:
+            _synchronize(held.number)
+        except OSError as error:
+            raise self.not_persistent(error.errno or errno.EIO) from error
+        self.count(persists=1)
+
+    def not_persistent(self, code: int) -> OSError:
+        """The error of a file that could not be made to survive a loss of power."""
+        message = f"{os.strerror(code)}; what was written before was to be made durable, and may be lost"
+        return OSError(code, message, self.path)
+
     def close(self) -> None:
         """Close the file, at the latest when the system calls under way have ended; idempotent."""
         self._descriptor = None
@@ -332,6 +385,15 @@ class OpenFile:
 
 
 _FIELDS: Mapping[str, int] = {name: place for place, name in enumerate(FileStatistics.__dataclass_fields__)}
+
+
+def _synchronize(number: int) -> None:
+    """Wait until what was written is on the medium itself."""
+    if _FULL_SYNC is not None:
+        with suppress(OSError):  # a file system that knows nothing of it
+            fcntl.fcntl(number, _FULL_SYNC)
+            return
+    getattr(os, "fdatasync", os.fsync)(number)
 
 
 def _punch(number: int, offset: int, length: int) -> int:

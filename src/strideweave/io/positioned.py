@@ -269,7 +269,7 @@ class _FileMover:
         self.file = file
         self._held = file.descriptor()  # keeps the descriptor's number ours until the last call is over
         self.number = self._held.number
-        self.direct = -1 if cached else self._held.direct
+        self.direct = -1 if cached else file.direct_number(self._held, writing=writing)
         self._call = call
         self._writing = writing
         self._cached = cached

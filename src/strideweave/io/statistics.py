@@ -20,6 +20,9 @@ class EngineStatistics:
         errors: calls that failed.
         engine: the name of the engine, in the record of a process; empty before one was chosen.
         reason: why it is this one.
+        persists: calls of ``persist`` that ended well.
+        failed_over: calls that another engine had to do, because the system refused this one after its start.
+        refusal: why it did so the last time; empty before the first.
     """
 
     batches: int = 0
@@ -30,6 +33,9 @@ class EngineStatistics:
     errors: int = 0
     engine: str = ""
     reason: str = ""
+    persists: int = 0
+    failed_over: int = 0
+    refusal: str = ""
 
 
 class EngineTally:
@@ -56,4 +62,16 @@ class EngineTally:
             bytes_written=before.bytes_written + (done if writing else 0),
             bytes_in_flight=before.bytes_in_flight - nbytes,
             errors=before.errors + failed,
+            persists=before.persists,
+            failed_over=before.failed_over,
+            refusal=before.refusal,
         )
+
+    def fail_over(self, refusal: str) -> None:
+        """Count a call that another engine takes over."""
+        self.now = replace(self.now, failed_over=self.now.failed_over + 1, refusal=refusal)
+
+    def persisted(self, *, failed: bool) -> None:
+        """Count the end of a call of ``persist``."""
+        before = self.now
+        self.now = replace(before, errors=before.errors + failed, persists=before.persists + (not failed))

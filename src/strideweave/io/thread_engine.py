@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 
+from strideweave.io.files import OpenFile
 from strideweave.io.positioned import (
     INLINE_SPANS,
     FileSpan,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from strideweave.io.statistics import EngineStatistics
 
 __all__ = ["ThreadEngine"]
+
+P = TypeVar("P")
 
 SMALLEST_PIECE = 1 << 20
 """Bytes: what a worker takes from a batch at once, at least; less is not worth a second worker."""
@@ -67,6 +70,15 @@ class ThreadEngine:
         """Write the buffers of all spans; see :class:`strideweave.io.engine.Engine`."""
         await self._run(spans, write_spans, writing=True)
 
+    async def persist(self, file: OpenFile) -> None:
+        """Make what was written to a file durable; see :class:`strideweave.io.engine.Engine`."""
+        failed = True
+        try:
+            await self._work_off(_Batch(deque([file]), OpenFile.persist))
+            failed = False
+        finally:
+            self._tally.persisted(failed=failed)
+
     def statistics(self) -> EngineStatistics:
         """Return what was done and what is under way."""
         return self._tally.now
@@ -95,7 +107,7 @@ class ThreadEngine:
         finally:
             self._tally.end(total, len(spans), writing=writing, failed=failed)
 
-    async def _work_off(self, batch: _Batch) -> None:
+    async def _work_off(self, batch: _Batch[Any]) -> None:
         """Have workers move all pieces of a batch, and return when the last of them has stopped."""
         hops = min(worker_count(), len(batch.pieces))
         workers = [self._hop(batch.work) for _ in range(hops)]
@@ -118,10 +130,10 @@ class ThreadEngine:
         return asyncio.wrap_future(self._pool.submit(work))
 
 
-class _Batch:
+class _Batch(Generic[P]):
     """Pieces that workers take one at a time, and what went wrong with them."""
 
-    def __init__(self, pieces: deque[Sequence[FileSpan]], move: Callable[[Sequence[FileSpan]], None]) -> None:
+    def __init__(self, pieces: deque[P], move: Callable[[P], None]) -> None:
         self.pieces = pieces
         self._move = move
         self._errors: list[BaseException] = []

@@ -24,7 +24,18 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ASYNC", "COMPLETION", "NOP", "READ", "SUBMISSION", "WRITE", "Ring", "why_unavailable"]
+__all__ = [
+    "ASYNC",
+    "COMPLETION",
+    "DATA_ONLY",
+    "NOP",
+    "PERSIST",
+    "READ",
+    "SUBMISSION",
+    "WRITE",
+    "Ring",
+    "why_unavailable",
+]
 
 _SETUP, _ENTER, _REGISTER = 425, 426, 427  # the same on every architecture that has them
 
@@ -36,8 +47,11 @@ _REGISTER_EVENTFD = 4
 _SQ_CQ_OVERFLOW = 1 << 1
 _SQES_OFFSET = 0x10000000  # where in the descriptor the submission entries are mapped from
 
-NOP, READ, WRITE = 0, 22, 23
-"""Operation codes of ``io_uring_enter(2)``: nothing, ``pread``, ``pwrite``."""
+NOP, PERSIST, READ, WRITE = 0, 3, 22, 23
+"""Operation codes of ``io_uring_enter(2)``: nothing, ``fsync``, ``pread``, ``pwrite``."""
+
+DATA_ONLY = 1 << 0
+"""In ``rw_flags`` of ``PERSIST``: as ``fdatasync``, without what is not needed to find the bytes again."""
 
 ASYNC = 1 << 4
 """Flag of an entry: have a kernel thread do it at once, instead of trying it inside the system call first."""
@@ -56,8 +70,8 @@ SUBMISSION = np.dtype(
         ("unused", "u8", (3,)),
     ]
 )
-"""An entry: what is asked for (``NOP``, ``READ`` or ``WRITE``), of which descriptor, from which byte on, between
-which addresses, how many bytes (below 2 GiB), and a name for the completion."""
+"""An entry: what is asked for (``NOP``, ``PERSIST``, ``READ`` or ``WRITE``), of which descriptor, from which byte
+on, between which addresses, how many bytes (below 2 GiB), and a name for the completion."""
 
 COMPLETION = np.dtype([("user_data", "u8"), ("result", "i4"), ("flags", "u4")])
 """A completion: what the entry was called, and how many bytes it moved or the negative error number."""

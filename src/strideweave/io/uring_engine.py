@@ -13,64 +13,51 @@ import ctypes
 import errno
 import os
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import numpy as np
 
-from strideweave.io.files import ALIGNMENT
 from strideweave.io.positioned import (
     INLINE_SPANS,
     FileSpan,
     SpanBatch,
-    failure,
-    raise_first,
     read_cached_spans,
-    stuck,
 )
 from strideweave.io.statistics import EngineTally
-from strideweave.io.uring import ASYNC, READ, SUBMISSION, WRITE, Ring
+from strideweave.io.uring import Ring
+from strideweave.io.uring_batch import SLOT_BITS, Batch, RefusedError
 from strideweave.runtime.workers import INLINE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import TypeAlias
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from strideweave.io.engine import Engine
     from strideweave.io.files import OpenFile
     from strideweave.io.statistics import EngineStatistics
-
-    Columns: TypeAlias = "NDArray[np.int64]"
-    """A row for each operation: descriptor, offset, address and length."""
 
 __all__ = ["QUEUE_DEPTH", "UringEngine"]
 
 QUEUE_DEPTH = 128
 """Entries of the ring. More gained nothing on the disks that were tried, and count against locked memory."""
 
-PIECE_BYTES = 1 << 20
-"""Bytes that one operation moves, at most: so that several are at work on a large span, and far below the limit of
-2 GiB that one has."""
-
-ASYNC_BYTES = 1 << 20
-"""Bytes from which on an operation through the page cache goes to a kernel thread at once, so that several processors
-copy. Smaller ones are copied inside the system call: a thread's wake-up and its own event would take longer."""
-
 TURN_BYTES = 4 << 20
 """Bytes that may be copied inside system calls before the loop's other tasks get a turn."""
 
 _RETRY_SECONDS = 0.001  # after the kernel was short of memory, with nothing under way that could tell of more
-_MOST_NOTES = 8  # an error mentions so many others of its batch
-_SLOT_BITS = np.uint64(32)
-_AGAIN = frozenset({errno.EINTR, errno.EAGAIN})
 
 
 class UringEngine:
     """Reads and writes batches of spans through one io_uring; for tasks of one loop at a time.
 
-    Made without arguments, as a service of the runtime. ``read`` and ``write`` return when the kernel no longer
-    touches the buffers, cancelled or not.
+    ``read`` and ``write`` return when the kernel no longer touches the buffers, cancelled or not.
+
+    Args:
+        fallback: does the batches that the kernel refuses to take once the ring works, as under a seccomp filter that
+            comes later or where memory is short; each tries the ring first. It is closed with this engine. None makes
+            the refusal an error of the batch.
 
     Attributes:
         name: ``"uring"``.
@@ -81,12 +68,13 @@ class UringEngine:
 
     name = "uring"
 
-    def __init__(self) -> None:
+    def __init__(self, fallback: Engine | None = None) -> None:
         self._ring = Ring(QUEUE_DEPTH)
+        self._fallback = fallback
         self._pid = os.getpid()
         self._tally = EngineTally()
-        self._batches: dict[int, _Batch] = {}
-        self._waiting: deque[_Batch] = deque()  # those with operations that the ring had no room for
+        self._batches: dict[int, Batch] = {}
+        self._waiting: deque[Batch] = deque()  # those with operations that the ring had no room for
         self._next_slot = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -102,6 +90,19 @@ class UringEngine:
         """Write the buffers of all spans; see :class:`strideweave.io.engine.Engine`."""
         await self._run(spans, writing=True)
 
+    async def persist(self, file: OpenFile) -> None:
+        """Make what was written to a file durable; see :class:`strideweave.io.engine.Engine`."""
+        self._require_open()
+        failed = True
+        try:
+            try:
+                await self._work_off(Batch.persisting(file))
+            except RefusedError as refusal:
+                await self._fall_back(refusal).persist(file)
+            failed = False
+        finally:
+            self._tally.persisted(failed=failed)
+
     def statistics(self) -> EngineStatistics:
         """Return what was done and what is under way."""
         return self._tally.now
@@ -112,6 +113,8 @@ class UringEngine:
         With operations under way, at the end of the interpreter, the ring and the buffers are left to the kernel.
         """
         self._closed = True
+        if self._fallback is not None:
+            self._fallback.close()
         if self._batches:
             # The kernel may still write to these buffers: nothing that leads to them is to be freed any more.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
@@ -123,8 +126,7 @@ class UringEngine:
         total = spans.total if isinstance(spans, SpanBatch) else sum([span.buffer.nbytes for span in spans])
         if not total:
             return
-        if self._closed or os.getpid() != self._pid:
-            raise RuntimeError("the engine is closed, or belongs to the parent of this process")
+        self._require_open()
         failed = True
         self._tally.begin(total)
         try:
@@ -134,12 +136,29 @@ class UringEngine:
                 if not left[0].file.is_direct:
                     left = left[self._read_cached(left) :]
             if left:
-                await self._work_off(_Batch(left, writing=writing))
+                try:
+                    await self._work_off(Batch.moving(left, writing=writing))
+                except RefusedError as refusal:
+                    # All of it once more: what the kernel has taken of it, it has answered by now.
+                    fallback = self._fall_back(refusal)
+                    await (fallback.write if writing else fallback.read)(left)
             failed = False
         finally:
             self._tally.end(total, len(spans), writing=writing, failed=failed)
 
-    async def _work_off(self, batch: _Batch) -> None:
+    def _require_open(self) -> None:
+        if self._closed or os.getpid() != self._pid:
+            raise RuntimeError("the engine is closed, or belongs to the parent of this process")
+
+    def _fall_back(self, refusal: RefusedError) -> Engine:
+        """The engine that takes over a batch which the kernel has refused; the refusal itself where there is none."""
+        if self._fallback is None:
+            raise refusal
+        reason = f"{errno.errorcode.get(refusal.errno or 0, 'an error')}, {os.strerror(refusal.errno or 0)}"
+        self._tally.fail_over(f"the kernel took no more of the ring: {reason}")
+        return self._fallback
+
+    async def _work_off(self, batch: Batch) -> None:
         """Submit a batch and return when the kernel has answered for all of it."""
         self._attach()
         slot = self._next_slot
@@ -189,7 +208,7 @@ class UringEngine:
 
     def _reap(self) -> None:
         while len(found := self._ring.reap()):
-            slots = (found["user_data"] >> _SLOT_BITS).astype(np.int64)
+            slots = (found["user_data"] >> SLOT_BITS).astype(np.int64)
             places = (found["user_data"] & np.uint64(0xFFFFFFFF)).astype(np.int64)
             results = found["result"].astype(np.int64)
             first = int(slots[0])
@@ -247,247 +266,10 @@ class UringEngine:
 
     def _fail(self, error: OSError) -> None:
         """The kernel takes no more: end what it has not taken with that error; what it has taken, it answers."""
-        refusals: dict[_Batch, OSError] = {}  # each batch has one of its own: its task raises it
+        refusals: dict[Batch, OSError] = {}  # each batch has one of its own: its task raises it
         for name in self._ring.withdraw().tolist():
             batch = self._batches[name >> 32]
             batch.give_up(refusals.setdefault(batch, batch.refusal(error)), 1)
         while self._waiting:
             batch = self._waiting.popleft()
             batch.abandon(refusals.setdefault(batch, batch.refusal(error)))
-
-
-class _Batch:
-    """The operations of one call: what is still to be handed over, what the kernel has, what went wrong."""
-
-    def __init__(self, spans: Sequence[FileSpan], *, writing: bool) -> None:
-        self.slot = 0
-        self._spans = spans  # keeps the buffers alive
-        self._opcode = WRITE if writing else READ
-        files = _files(spans)
-        if writing:
-            for file in files:
-                file.require_writable()
-        self._files = files
-        self._held = [file.descriptor() for file in files]  # keeps the descriptors open
-        numbers = {file: held.number for file, held in zip(files, self._held, strict=True)}
-        columns = _block_columns(spans, numbers) if isinstance(spans, SpanBatch) else _columns(spans, numbers)
-        columns = _cut(_merged(columns))
-        self._fds, self._offsets, self._addresses, self._lengths = columns.T.copy()
-        self._is_direct = self._choose_direct()
-        self._starts = self._offsets.copy()
-        self._wanted = self._lengths.copy()
-        self._calls = 0
-        self._under_way = 0
-        depths = [file.queue_depth for file in files if file.queue_depth is not None]
-        self._most = min([len(self._lengths), *depths])  # operations under way at once
-        self.left = len(self._lengths)  # operations that have neither succeeded nor failed
-        self._fresh = 0  # the first operation that was never handed over
-        self._again: list[int] = []
-        self._errors: list[BaseException] = []
-        self._waiter: asyncio.Future[None] | None = None
-
-    def _choose_direct(self) -> NDArray[np.bool_]:
-        """Send past the page cache what is aligned, of files that allow it; tells which operations these are."""
-        is_direct: NDArray[np.bool_] = np.zeros(len(self._fds), np.bool_)
-        for held in self._held:
-            if held.direct >= 0:
-                places = self._offsets | self._addresses | self._lengths
-                aligned = (self._fds == held.number) & (places % ALIGNMENT == 0)
-                self._fds[aligned] = held.direct
-                is_direct |= aligned
-        return is_direct
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether operations are to be handed over now, for the first time or again."""
-        return self._under_way < self._most and (self._fresh < len(self._lengths) or bool(self._again))
-
-    def prepare(self, ring: Ring, room: int, most_bytes: int) -> int:
-        """Put up to ``room`` operations of up to ``most_bytes``, but one at least, into the ring.
-
-        Returns:
-            How many bytes the system call that hands them over may copy.
-        """
-        room = min(room, self._most - self._under_way)
-        repeats = bool(self._again)
-        if repeats:
-            places = np.array(self._again[:room], np.int64)
-            del self._again[:room]
-        else:
-            sizes = np.cumsum(self._lengths[self._fresh : self._fresh + room])
-            count = max(1, int(np.searchsorted(sizes, most_bytes, "right")))
-            places = np.arange(self._fresh, min(self._fresh + count, len(self._lengths)))
-            self._fresh += len(places)
-        self._calls += len(places)
-        self._under_way += len(places)
-        lengths = self._lengths[places]
-        entries = np.zeros(len(places), SUBMISSION)
-        entries["opcode"] = self._opcode
-        direct, large = self._is_direct[places], lengths >= ASYNC_BYTES
-        entries["flags"] = np.where(large & ~direct, ASYNC, 0)
-        entries["fd"] = self._fds[places]
-        entries["offset"] = self._offsets[places]
-        entries["address"] = self._addresses[places]
-        entries["length"] = lengths
-        entries["user_data"] = (np.uint64(self.slot) << _SLOT_BITS) | places.astype(np.uint64)
-        ring.prepare(entries)
-        # What is tried again costs a turn in any case: an operation may be answered EAGAIN for long.
-        return int(lengths.sum() if repeats else lengths[~(direct | large)].sum())
-
-    def answer(self, places: NDArray[np.int64], results: NDArray[np.int64]) -> None:
-        """Note what became of operations: bytes moved, or a negative error number."""
-        self._under_way -= len(places)
-        done = results == self._lengths[places]
-        self.left -= int(np.count_nonzero(done))
-        self._lengths[places[done]] = 0
-        if not done.all():
-            for place, result in zip(places[~done].tolist(), results[~done].tolist(), strict=True):
-                self._resume(place, result)
-        self._wake()
-
-    def _resume(self, place: int, result: int) -> None:
-        """Go on where an operation stopped, unless it cannot or another one has failed."""
-        direct = bool(self._is_direct[place])
-        if direct:  # the rest may be aligned no longer, or this device wants more than others
-            number = next(held.number for held in self._held if held.direct == self._fds[place])
-            self._fds[place], self._is_direct[place] = number, False
-        if result > 0:
-            self._offsets[place] += result
-            self._addresses[place] += result
-            self._lengths[place] -= result
-        elif -result not in _AGAIN and not (direct and result == -errno.EINVAL):
-            self.give_up(self._failure(place, result), 1)
-            return
-        if self._errors:
-            self.left -= 1
-        else:
-            self._again.append(place)
-
-    def give_up(self, error: BaseException, count: int) -> None:
-        """End ``count`` operations with an error, and those that were not handed over yet with them."""
-        if not self._errors or (len(self._errors) <= _MOST_NOTES and error is not self._errors[0]):
-            self._errors.append(error)  # a thousand notes of one kind would tell no more
-        self.left -= count
-        self.left -= len(self._lengths) - self._fresh + len(self._again)
-        self._fresh = len(self._lengths)
-        self._again.clear()
-        self._wake()
-
-    def abandon(self, error: BaseException) -> None:
-        """End everything that was not handed over."""
-        self.give_up(error, 0)
-
-    def refusal(self, error: OSError) -> OSError:
-        """What to say where the kernel took no more of this batch."""
-        reason = error.strerror or str(error)
-        message = (
-            f"{reason}; the kernel takes no more of this io_uring, and STRIDEWEAVE_IO=threads does without it"
-        )
-        return OSError(error.errno, message, self._files[0].path)
-
-    async def wait(self) -> None:
-        """Return when something has been answered."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done() and not self.left:
-            self._waiter.set_result(None)
-
-    def count(self) -> None:
-        """Add the system's work to the statistics of the files."""
-        moved = self._wanted - self._lengths
-        for file, held in zip(self._files, self._held, strict=True):
-            if len(self._files) == 1:
-                self._count(file, self._calls, int(moved.sum()))
-                return
-            mine = np.isin(self._fds, (held.number, held.direct))
-            self._count(file, int(np.count_nonzero(mine)), int(moved[mine].sum()))
-
-    def _count(self, file: Any, calls: int, moved: int) -> None:
-        if self._opcode == WRITE:
-            file.count(writes=calls, bytes_written=moved)
-        else:
-            file.count(reads=calls, bytes_read=moved)
-
-    def raise_first_error(self) -> None:
-        """Raise what went wrong first, with a note on what else did."""
-        raise_first(self._errors)
-
-    def _failure(self, place: int, result: int) -> BaseException:
-        number = int(self._fds[place])
-        offset = int(self._starts[place])
-        wanted, got = int(self._wanted[place]), int(self._wanted[place] - self._lengths[place])
-        file = next(
-            file
-            for file, held in zip(self._files, self._held, strict=True)
-            if number in (held.number, held.direct)
-        )
-        writing = self._opcode == WRITE
-        if result == 0:
-            return stuck(file.path, offset, wanted, got, writing=writing)
-        return failure(-result, file.path, offset, wanted, got, writing=writing)
-
-
-def _files(spans: Sequence[FileSpan]) -> list[OpenFile]:
-    """The files of a batch, each once."""
-    owners = spans.blocks if isinstance(spans, SpanBatch) else spans
-    return list(dict.fromkeys([owner.file for owner in owners]))
-
-
-def _columns(spans: Sequence[FileSpan], numbers: Mapping[OpenFile, int]) -> Columns:
-    """Descriptor, offset, address and length of each span that is not empty."""
-    rows = [
-        (numbers[file], offset, buffer.__array_interface__["data"][0], buffer.nbytes)
-        for file, offset, buffer in spans
-        if buffer.nbytes
-    ]
-    return np.array(rows, np.int64).reshape(-1, 4)
-
-
-def _block_columns(batch: SpanBatch, numbers: Mapping[OpenFile, int]) -> Columns:
-    """The same for a batch in blocks, by a few assignments for each block."""
-    columns = np.empty((len(batch), 4), np.int64)
-    filled = 0
-    for block in batch.blocks:
-        rows = columns[filled : filled + len(block.offsets)]
-        rows[:, 0] = numbers[block.file]
-        rows[:, 1] = block.offsets
-        rows[:, 2] = block.starts + block.memory.__array_interface__["data"][0]
-        rows[:, 3] = block.nbytes
-        filled += len(rows)
-    return columns[columns[:, 3] > 0] if any(not block.nbytes for block in batch.blocks) else columns
-
-
-def _merged(columns: Columns) -> Columns:
-    """Join spans that follow each other in the file and in memory."""
-    fds, offsets, addresses, lengths = columns.T
-    breaks = (
-        (fds[1:] != fds[:-1])
-        | (offsets[1:] != offsets[:-1] + lengths[:-1])
-        | (addresses[1:] != addresses[:-1] + lengths[:-1])
-    )
-    first = np.flatnonzero(np.append(True, breaks))
-    if len(first) == len(columns):
-        return columns
-    merged = columns[first]
-    merged[:, 3] = np.add.reduceat(lengths, first)
-    return merged
-
-
-def _cut(columns: Columns) -> Columns:
-    """Cut operations into pieces of ``PIECE_BYTES``."""
-    lengths = columns[:, 3]
-    pieces = -(-lengths // PIECE_BYTES)
-    if not len(columns) or pieces.max() == 1:
-        return columns
-    cut = np.repeat(columns, pieces, axis=0)
-    ends = np.cumsum(pieces)
-    skipped = (np.arange(ends[-1]) - np.repeat(ends - pieces, pieces)) * PIECE_BYTES
-    cut[:, 1] += skipped
-    cut[:, 2] += skipped
-    cut[:, 3] = np.minimum(PIECE_BYTES, cut[:, 3] - skipped)
-    return cut

@@ -20,6 +20,7 @@ from anyio.lowlevel import checkpoint, current_token
 
 from strideweave.runtime.locks import short_lock
 from strideweave.runtime.thread_role import park_daemon_thread, this_thread
+from strideweave.runtime.wake_ups import current_task, wake_ups_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -188,18 +189,25 @@ class AwaitResult(Awaitable[T_co], Generic[T_co]):
 
     def _sleep(self) -> Generator[Any, Any, None]:
         """Sleep in the calling task until the handle is done."""
-        event = anyio.Event()
-        native: Any = current_token().native_token  # the asyncio loop, or the TrioToken
-        # Both have one entry that any thread may call and that never blocks. The portable
+        # Both kinds of loop have one entry that any thread may call and that never blocks. The portable
         # anyio.from_thread.run_sync() waits for the target loop, so a blocked observer would block the
         # runtime.
-        call_soon = getattr(native, "call_soon_threadsafe", None) or native.run_sync_soon
-        waker = partial(_wake_loop, call_soon, event.set)
+        task = current_task()
+        asleep: Callable[[], Generator[Any, Any, None]]
+        if task is not None:  # a bare future: an anyio.Event costs several times as much
+            loop = task.get_loop()
+            future: asyncio.Future[None] = loop.create_future()
+            waker = partial(wake_ups_of(loop).wake, future)
+            asleep = future.__await__
+        else:
+            event = anyio.Event()
+            waker = partial(_wake_trio, current_token().native_token, event.set)
+            asleep = partial(_wait_for, event)
         if not self._add_waker(waker):
             yield from checkpoint().__await__()
             return
         try:
-            yield from event.wait().__await__()
+            yield from asleep()
         finally:
             if not self._done:
                 self._discard_waker(waker)  # cancelled, or the coroutine was closed; the request goes on
@@ -259,11 +267,15 @@ class AwaitResult(Awaitable[T_co], Generic[T_co]):
         return True
 
 
-def _wake_loop(call_soon: Callable[[Callable[[], None]], object], wake: Callable[[], None]) -> None:
-    """Ask an observer's loop to call ``wake`` soon; a loop that has been closed has nobody left to wake."""
+def _wait_for(event: anyio.Event) -> Generator[Any, Any, None]:
+    return event.wait().__await__()
+
+
+def _wake_trio(token: Any, wake: Callable[[], None]) -> None:
+    """Ask an observer's loop to call ``wake`` soon; a loop that has ended has nobody left to wake."""
     try:
-        call_soon(wake)
-    except RuntimeError:  # asyncio's "Event loop is closed"; trio.RunFinishedError is one too
+        token.run_sync_soon(wake)
+    except RuntimeError:  # trio.RunFinishedError
         return
 
 

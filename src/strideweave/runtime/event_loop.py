@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import logging
 import threading
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -50,6 +51,8 @@ class EventLoop:
         self.failed = 0
         self._closed = False
         self._stop_asked = False
+        self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._taking = False  # the loop has been asked to make the posted calls, and has not begun to
         self._crash: BaseException | None = None
         self._services: dict[Callable[[], Any], Any] = {}
         self._services_lock = threading.RLock()  # reentrant: a service may be built on another
@@ -86,7 +89,8 @@ class EventLoop:
     def post(self, function: Callable[..., object], *args: Any) -> None:
         """Have the loop call ``function(*args)`` soon, in the order posted; any thread, never blocks.
 
-        ``function`` must not raise: the loop could only log it.
+        One wake-up of the loop serves all that is posted until it gets to it. ``function`` must not raise: the
+        loop could only log it.
 
         Raises:
             RuntimeError: the loop has ended.
@@ -94,8 +98,27 @@ class EventLoop:
         loop = self._loop
         if loop is None or not self.is_open:
             refuse_work()
-        # The loop's own context: in the caller's, anyio would see the caller's event loop, or none.
-        loop.call_soon_threadsafe(function, *args, context=self._context)
+        self._posted.append((function, args))
+        if self._taking:
+            return
+        try:
+            self._taking = True
+            # The loop's own context: in the caller's, anyio would see the caller's event loop, or none.
+            loop.call_soon_threadsafe(self._take_posted, context=self._context)
+        except BaseException:  # such as Ctrl-C: the next post has to wake the loop again
+            self._taking = False
+            raise
+
+    def _take_posted(self) -> None:
+        """Make the posted calls, in the loop."""
+        self._taking = False  # first: what is posted from here on finds it so, and wakes the loop anew
+        posted = self._posted
+        for _ in range(len(posted)):
+            function, args = posted.popleft()
+            try:
+                function(*args)
+            except Exception:  # whatever it is, it must not keep the calls of others from being made
+                _logger.exception("a call posted to the runtime's loop failed")
 
     @property
     def is_stopping(self) -> bool:

@@ -15,6 +15,8 @@ from strideweave.carriers.tiled_evictable.adopted import AdoptedStore
 from strideweave.carriers.tiled_evictable.slabs import SlabStore
 from strideweave.carriers.tiled_evictable.store import SecondaryStore
 from strideweave.dtype import DType
+from strideweave.io import recycling
+from strideweave.runtime.event_loop import current_runtime
 from strideweave.tiles.grid import TileGrid
 
 GRID = TileGrid((16,), (1024,))  # 4 KiB a tile in float32
@@ -315,3 +317,23 @@ def test_tiles_at_home_are_rows_of_the_adopted_array():
     reserve(store, tiles(2))
     assert store.block(tiles(5, 2)) is None
     assert store.block(tiles(2)) is not None
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_whole_slab_goes_to_the_pool_of_recycled_memory_unless_nothing_may_be_kept(exact):
+    current_runtime()
+    grid = TileGrid((8,), (1 << 16,))  # 256 KiB a tile, four tiles a slab
+    store = SlabStore(CPU(0), grid, recycle_bytes=0, exact=exact)
+    recycling.trim()
+    before = recycling.statistics()
+    reserve(store, tiles(0, 1, 2, 3, 4, 5))
+    store.discard(tiles(0, 1, 2, 3)).give_back()
+    after = recycling.statistics()
+    assert after.held_bytes == (0 if exact else 1 << 20)
+    reserve(store, tiles(2, 3, 6, 7))
+    write(store, tiles(2, 3, 4, 5, 6, 7))
+    check(store, tiles(2, 3, 4, 5, 6, 7))
+    found = recycling.statistics()
+    assert (found.held_bytes, found.reused - before.reused) == (0, 0 if exact else 1)
+    store.release()
+    recycling.trim()

@@ -279,7 +279,7 @@ class TiledEvictable(DependentCarrier):
         """
         return TiledResidencyFacet(self).promote_async(tiles)
 
-    def evict_async(self, tiles: TileSet | TileSelection) -> AwaitResidency:
+    def evict_async(self, tiles: TileSet | TileSelection, *, durable: bool = False) -> AwaitResidency:
         """Start moving every tile of a set out of the primary tier, dirty values to the secondary tier first.
 
         All of the set leaves or none of it. Its memory goes back to the system, save what is recycled
@@ -289,9 +289,12 @@ class TiledEvictable(DependentCarrier):
 
         Args:
             tiles: the tiles; a selection counts as its tile set.
+            durable: be done only when their values would survive a loss of power, also of tiles that have left
+                before; see ``flush_async``.
 
         Returns:
-            A handle that is done when no tile is primary; done at once when none is already.
+            A handle that is done when no tile is primary; done at once when none is already, unless durability is
+            asked for.
 
         Raises:
             ReleasedError: the carrier was released.
@@ -300,15 +303,45 @@ class TiledEvictable(DependentCarrier):
             InvalidTileError: a tile has no value yet.
             TileConflictError: unfinished work needs, moves or covers one of the tiles.
         """
-        return TiledResidencyFacet(self).evict_async(tiles)
+        return TiledResidencyFacet(self).evict_async(tiles, durable=durable)
 
     def promote(self, tiles: TileSet | TileSelection) -> None:
         """``promote_async(tiles).wait()``: blocks the calling thread."""
         TiledResidencyFacet(self).promote(tiles)
 
-    def evict(self, tiles: TileSet | TileSelection) -> None:
-        """``evict_async(tiles).wait()``: blocks the calling thread."""
-        TiledResidencyFacet(self).evict(tiles)
+    def evict(self, tiles: TileSet | TileSelection, *, durable: bool = False) -> None:
+        """``evict_async(tiles, durable=durable).wait()``: blocks the calling thread."""
+        TiledResidencyFacet(self).evict(tiles, durable=durable)
+
+    def flush_async(self, *, durable: bool = False) -> AwaitResult[None]:
+        """Start writing every tile that is dirty now to the secondary tier; it stays primary and becomes clean.
+
+        All of them become clean or none does. Requests that read share the tiles meanwhile; what would change or
+        move one meets a conflict. What unfinished work is about to make dirty is not written.
+
+        With ``durable`` everything that the secondary tier holds by then, what was evicted or planned to leave
+        before included, survives a loss of power: an ``fdatasync`` of its file or device. A spill file is gone with
+        its process all the same, a tier in memory is as durable as memory is, and one of a class of your own as
+        its writes are. A tile counts as clean only once it is durable.
+
+        Args:
+            durable: whether to wait for the storage itself, instead of the system's cache.
+
+        Returns:
+            The handle, whose value is None; done at once where there is nothing to do.
+
+        Raises:
+            ReleasedError: the carrier was released.
+            TileConflictError: an unfinished residency request or write covers one of the dirty tiles.
+
+        The handle raises what the storage raised, such as the ``OSError`` of a full disk; every tile that was dirty
+        is still primary and dirty then.
+        """
+        return TiledResidencyFacet(self).flush_async(durable=durable)
+
+    def flush(self, *, durable: bool = False) -> None:
+        """``flush_async(durable=durable).wait()``: blocks the calling thread."""
+        TiledResidencyFacet(self).flush(durable=durable)
 
     # Projection
 

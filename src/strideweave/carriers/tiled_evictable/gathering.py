@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strideweave.runtime.workers import run_jobs
+from strideweave.runtime.workers import INLINE_BYTES, run_jobs, worker_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["INLINE_BYTES", "copy_inline", "copy_resident", "copy_streamed"]
 
 _FEW_TILES = 8  # up to this many, copying tile by tile takes less time than preparing to copy them together
-INLINE_BYTES = 1 << 20  # up to this much, the loop has copied before a worker would have woken up
-_SHARED_BYTES = 32 << 20  # from here on two workers are done before one would be
-_PIECE_BYTES = 2 << 20  # what a worker copies at once then
+_SMALLEST_PIECE = 1 << 20  # what a worker copies at once, at least: it takes Python's lock after each
+_LARGEST_PIECE = 8 << 20  # and at most, so that all workers end at about the same time
 
 
 async def copy_resident(
@@ -102,5 +101,5 @@ async def copy_streamed(
 
 
 def _piece_bytes(nbytes: int) -> int:
-    """How much of a copy of that size a worker takes at once."""
-    return nbytes if nbytes < _SHARED_BYTES else _PIECE_BYTES
+    """How much of a copy of that size a worker takes at once: its share of it, within bounds."""
+    return min(max(-(-nbytes // worker_count()), _SMALLEST_PIECE), _LARGEST_PIECE)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strideweave.carriers.tiled_evictable.flushing import start_flush
 from strideweave.runtime.await_result import AwaitResult
 from strideweave.tiles.selection import TileSelection, TileSet
 
@@ -70,7 +71,7 @@ class TiledResidencyFacet:
                 return AwaitResidency.completed(None)
         return self._carrier._start_work(AwaitResidency(), enter, partial(self._promote, ordinals))
 
-    def evict_async(self, tiles: TileSet | TileSelection) -> AwaitResidency:
+    def evict_async(self, tiles: TileSet | TileSelection, *, durable: bool = False) -> AwaitResidency:
         """Start moving every tile of a set out of the primary tier; see ``TiledEvictable.evict_async``."""
         ordinals = self._bind(tiles)
         traffic = self._carrier._traffic
@@ -82,17 +83,27 @@ class TiledResidencyFacet:
             traffic.require_valid("evict", ordinals)
             leaving = self._leaving(ordinals)
             traffic.ledger.check_residency("evict_async", ordinals, leaving)
-            if not leaving.any():
+            if not durable and not leaving.any():
                 return AwaitResidency.completed(None)
-        return self._carrier._start_work(AwaitResidency(), enter, partial(self._evict, ordinals))
+        return self._carrier._start_work(
+            AwaitResidency(), enter, partial(self._evict, ordinals, bool(durable))
+        )
 
     def promote(self, tiles: TileSet | TileSelection) -> None:
         """Make every tile of a set primary and return when that is done."""
         self.promote_async(tiles).wait()
 
-    def evict(self, tiles: TileSet | TileSelection) -> None:
+    def evict(self, tiles: TileSet | TileSelection, *, durable: bool = False) -> None:
         """Move every tile of a set out of the primary tier and return when that is done."""
-        self.evict_async(tiles).wait()
+        self.evict_async(tiles, durable=durable).wait()
+
+    def flush_async(self, *, durable: bool = False) -> AwaitResult[None]:
+        """Start writing every dirty tile to the secondary tier; see ``TiledEvictable.flush_async``."""
+        return start_flush(self._carrier, durable=bool(durable))
+
+    def flush(self, *, durable: bool = False) -> None:
+        """Write every dirty tile to the secondary tier and return when that is done."""
+        self.flush_async(durable=durable).wait()
 
     def _bind(self, tiles: TileSet | TileSelection) -> Ordinals:
         self._carrier._require_live()
@@ -114,12 +125,14 @@ class TiledResidencyFacet:
     async def _promote(self, ordinals: Ordinals, entry: LedgerEntry) -> None:
         await self._carrier._traffic.bring_all(entry, ordinals)
 
-    async def _evict(self, ordinals: Ordinals, entry: LedgerEntry) -> None:
+    async def _evict(self, ordinals: Ordinals, durable: bool, entry: LedgerEntry) -> None:
         traffic = self._carrier._traffic
         resident = ordinals[traffic.table.is_resident(ordinals)]
         dirty = resident[traffic.table.is_dirty(resident)]
         if len(dirty):
-            await traffic.write_back(dirty)
+            await traffic.write_back(dirty, durable=durable)
+        elif durable:  # what has left before may not be durable yet
+            await traffic.secondary.persist()
         with traffic.lock:
             traffic.ledger.begin_move(entry, resident)
         await traffic.drop(entry, resident)

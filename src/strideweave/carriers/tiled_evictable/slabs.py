@@ -17,6 +17,7 @@ from strideweave.carriers.tiled_evictable.store import (
     run_bounds,
     tile_rows,
 )
+from strideweave.io.recycling import has_room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,13 +59,15 @@ class SlabStore:
     A slab holds as many tiles as fit about 1 MiB, at least one. A place that a tile left is used again first,
     warmest first, because a page that was touched before costs no page fault. Free places above
     ``recycle_bytes`` turn cold: their pages go back to the system, those that tiles share once no tile or warm
-    place lies on them any more, and a slab without tiles is released.
+    place lies on them any more, and a slab without tiles is released: to the process's pool of recycled memory, which
+    keeps it for a few seconds, unless it is ``exact``.
 
     Args:
         prototype: an empty carrier of the primary tier's kind, which allocates the slabs.
         grid: the tile grid.
         recycle_bytes: how many bytes may stay warm without a tile in them.
-        exact: allocate tile by tile where a carrier cannot give back pages out of the middle of its memory.
+        exact: nothing may be kept beyond ``recycle_bytes``, so allocate tile by tile where a carrier cannot give back
+            pages out of the middle of its memory.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class SlabStore:
             0, np.int64
         )  # free places whose pages are there; the end is the warmest
         self._roomy: dict[int, None] = {}  # slabs with cold places
+        self._exact = exact  # what is given back goes to the system, not to the next result
         self._scratch = False
 
     def take_scratch(self) -> None:
@@ -196,7 +200,7 @@ class SlabStore:
     def _add_slab(self) -> None:
         count = self._per_slab
         size = count * self._tile_size
-        if self._scratch:
+        if self._scratch or (not self._exact and has_room(count * self._tile_bytes)):
             carrier = self._prototype._allocate_result(size)
         else:
             carrier = self._prototype.allocate_like(size, mutable=True, empty=True)

@@ -9,6 +9,7 @@ then, under the lock again, ``reclaim``. All of these belong to the runtime's lo
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from mmap import PAGESIZE
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -17,6 +18,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from contextlib import AbstractContextManager
 
     import numpy.typing as npt
 
@@ -215,6 +217,20 @@ class SecondaryStore:
         note_change(self._carrier if self._spill is None else self._spill)  # for what was saved meanwhile
         if self._spilled is not None:
             self._spilled[ordinals] = True
+
+    def writing(self, *, durable: bool) -> AbstractContextManager[None]:
+        """What write-backs are made in."""
+        if not durable:
+            return nullcontext()
+        return (self._carrier if self._spill is None else self._spill)._writing_durably()
+
+    async def persist(self) -> None:
+        """Return once what was written back would survive a loss of power, as far as the storage can.
+
+        Raises:
+            OSError: the storage failed.
+        """
+        await (self._carrier if self._spill is None else self._spill)._persist()
 
     def release(self) -> None:
         """Release the spill; the tier itself belongs to the tiled carrier."""

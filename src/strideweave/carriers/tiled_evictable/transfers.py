@@ -64,16 +64,22 @@ class Transfers(Admission):
         for to, from_ in pairs:
             np.copyto(to, from_)
 
-    async def write_back(self, ordinals: Ordinals) -> None:
-        """Copy dirty tiles to the secondary tier, all or none; they stay primary, and clean."""
+    async def write_back(self, ordinals: Ordinals, *, durable: bool = False) -> None:
+        """Copy dirty tiles to the secondary tier, all or none; they stay primary, and clean.
+
+        They are clean only once they are durable, where that is asked for.
+        """
         ordinals = np.sort(ordinals)
         self.secondary.prepare_write()
-        for batch in self._batches(ordinals):
-            with self.lock:
-                transfers = self._transfers(
-                    self.primary.place_arrays(batch), self.secondary.write_places(batch)
-                )
-            await self._transfer(transfers, inbound=False)
+        with self.secondary.writing(durable=durable):
+            for batch in self._batches(ordinals):
+                with self.lock:
+                    transfers = self._transfers(
+                        self.primary.place_arrays(batch), self.secondary.write_places(batch)
+                    )
+                await self._transfer(transfers, inbound=False)
+        if durable:
+            await self.secondary.persist()
         with self.lock:
             self.secondary.commit_write(ordinals)
             self.table.commit_clean(ordinals)

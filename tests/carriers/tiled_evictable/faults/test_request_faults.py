@@ -59,6 +59,25 @@ def calling(method, *numbers, primary=(1,), touched=()):
     return scenario
 
 
+def flushing(*touched, durable, primary=(1, 2, 3)):
+    """Write dirty experts to the slow tier, where they stay."""
+
+    def scenario(world):
+        model = world.model(primary, touched)
+
+        def request():
+            model.carrier.flush(durable=durable)
+
+            def verify():
+                assert (model.primary(), model.dirty()) == (sorted(primary), [])
+
+            return verify
+
+        return request
+
+    return scenario
+
+
 def writing(number):
     def scenario(world):
         model = world.model([1], [1])
@@ -196,6 +215,9 @@ SCENARIOS = {
     "plan ahead": projecting(3, 0, primary=(0,), plan={"promote": (3, 6), "retain": (0, 1)}),
     "promote": calling("promote", 0, 1, 2, touched=(1,)),
     "evict": calling("evict", 0, 1, 2, 3, primary=(0, 1, 2), touched=(1, 2)),
+    "flush": flushing(1, 3, durable=False),
+    "flush durably": flushing(1, 3, durable=True),
+    "be durable": flushing(durable=True),
     "write far": writing(5),
     "write near": writing(1),
     "read everything": reading,

@@ -1,0 +1,395 @@
+"""Memory of results that is used again: a bounded pool of mappings that the system need not fill with zeros anew.
+
+Page faults decide how fast a large gather is: a copy into memory that was touched before runs several times faster
+than one into fresh pages. So when the last view of a result dies, its mapping serves the next result of about that
+size. What nobody asked for within a few seconds goes back to the system, as does at once what lived long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import resource
+import sys
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strideweave.io.buffers import (
+    MAPPED_BYTES,
+    advise_huge,
+    aligned_array,
+    byte_count,
+    map_memory,
+    page_aligned,
+)
+from strideweave.runtime.event_loop import process
+from strideweave.runtime.locks import short_lock
+from strideweave.runtime.workers import WorkerPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from strideweave.runtime.event_loop import EventLoop
+
+__all__ = ["RecyclingPool", "RecyclingStatistics", "has_room", "scratch_array", "statistics", "trim"]
+
+SMALLEST_BYTES = 1 << 20
+"""Bytes: smaller memory comes from NumPy's allocator, which keeps what was freed for the next array."""
+
+LARGEST_LIMIT = 1 << 30
+"""Bytes: no pool holds more, whatever the machine has."""
+
+IDLE_SECONDS = 3.0
+"""How long memory is held that nobody asks for."""
+
+LENT_SECONDS = 10.0
+"""Memory that is in use for longer is not recycled: it goes back to the system when its last view dies."""
+
+_TICK_SECONDS = 1.0  # how often a pool that has lent or holds something looks what has become of it
+_CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_LARGEST_ALLOCATED = 32 << 20  # the allocator keeps nothing larger for later, and frees it slowly
+
+
+@dataclass(frozen=True, slots=True)
+class RecyclingStatistics:
+    """What a :class:`RecyclingPool` holds and has done.
+
+    Attributes:
+        held_bytes: bytes held for the next results, which nobody uses.
+        lent_bytes: bytes in use that will be held once their last view dies, or were when the pool last looked.
+        limit_bytes: the bound of both together.
+        taken: arrays handed out.
+        reused: how many of these lie in memory that was used before.
+        returned_bytes: bytes that went back to the system so far.
+    """
+
+    held_bytes: int = 0
+    lent_bytes: int = 0
+    limit_bytes: int = 0
+    taken: int = 0
+    reused: int = 0
+    returned_bytes: int = 0
+
+
+class _Lease(weakref.ref["NDArray[np.uint8]"]):
+    """The root array of a mapping in use, which every view of the memory keeps alive."""
+
+    __slots__ = ("mapping", "since")
+
+    mapping: mmap.mmap
+    since: float
+
+
+class RecyclingPool:
+    """Lends mappings as arrays, and lends them again when the last view of an array has died.
+
+    Sizes are rounded up to an eighth of a power of two, so that requests that differ little find each other's
+    memory. A finalizer may run in any thread at any statement: it does nothing but note, in a queue, that an array
+    is gone. What is in that queue is found at the next call, or once a second, as long as anything is lent or held.
+
+    Made without arguments for a runtime; ``current_runtime().service(RecyclingPool)``.
+
+    Args:
+        limit_bytes: bound of the bytes lent and held together; None takes 1 GiB, or a sixteenth of the memory that
+            the machine has or a limit leaves to this process, if that is less.
+        clock: gives the time in seconds.
+    """
+
+    def __init__(self, limit_bytes: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._limit = _default_limit() if limit_bytes is None else limit_bytes
+        self._leases: dict[int, _Lease] = {}
+        self._ended: deque[Any] = deque()  # leases whose array is gone
+        # By size, each with the time since when it is idle; the last one is the warmest.
+        self._held: dict[int, deque[tuple[float, mmap.mmap]]] = {}
+        self._held_bytes = self._lent_bytes = self._returned_bytes = 0
+        self._taken = self._reused = 0
+        self._watched = self._closed = False
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=partial(_forget_in_child, weakref.ref(self)))
+
+    def take(self, nbytes: int) -> NDArray[np.uint8] | None:
+        """Lend memory of unspecified values that begins with a page.
+
+        Args:
+            nbytes: at least 1.
+
+        Returns:
+            An array of so many bytes; None where the bound leaves no room for it.
+
+        Raises:
+            MemoryError: the system has no such memory.
+        """
+        size = size_class(nbytes)
+        with short_lock:
+            if not self.has_room(nbytes):
+                return None
+            mapping = self._pop(size)
+            self._taken += 1
+            self._reused += mapping is not None
+            self._lent_bytes += size
+            dropped = self._drop(self._lent_bytes + self._held_bytes - self._limit)
+        try:
+            _return_soon(dropped)
+            if mapping is None:
+                mapping = self._map(size)
+            else:
+                advise_huge(mapping)  # pages that were given back out of its middle ended that advice
+            array = np.frombuffer(mapping, np.uint8, nbytes)
+            lease = _Lease(array, self._ended.append)
+        except BaseException:
+            with short_lock:
+                self._lent_bytes -= size
+            raise
+        lease.mapping, lease.since = mapping, self._clock()
+        with short_lock:
+            self._leases[id(lease)] = lease
+        self._watch()
+        return array
+
+    def has_room(self, nbytes: int) -> bool:
+        """Tell whether ``take`` would lend so much now."""
+        with short_lock:
+            self._settle()
+            return not self._closed and self._lent_bytes + size_class(nbytes) <= self._limit
+
+    def trim(self) -> int:
+        """Give everything that is held back to the system, at once; says how many bytes that was."""
+        with short_lock:
+            self._settle()
+            nbytes = self._held_bytes
+            dropped = self._drop(nbytes)
+        _return_now(dropped)
+        return nbytes
+
+    def close(self) -> None:
+        """Hold nothing any more; what is in use goes back to the system when its last view dies."""
+        with short_lock:
+            self._closed = True
+            self._leases.clear()
+            self._lent_bytes = 0
+        self.trim()
+
+    def statistics(self) -> RecyclingStatistics:
+        """Return what the pool holds and has done, as one consistent record."""
+        with short_lock:
+            self._settle()
+            return RecyclingStatistics(
+                held_bytes=self._held_bytes,
+                lent_bytes=self._lent_bytes,
+                limit_bytes=self._limit,
+                taken=self._taken,
+                reused=self._reused,
+                returned_bytes=self._returned_bytes,
+            )
+
+    def expire(self) -> bool:
+        """Give back what has been idle for long and forget what is in use for long; says if anything is left."""
+        now = self._clock()
+        with short_lock:
+            self._settle()
+            for key, lease in tuple(self._leases.items()):
+                if now - lease.since >= LENT_SECONDS:
+                    del self._leases[key]
+                    self._lent_bytes -= len(lease.mapping)
+            dropped = []
+            for size in tuple(self._held):
+                idle = self._held[size]
+                while idle and now - idle[0][0] >= IDLE_SECONDS:
+                    dropped.append(self._forget_oldest(size))
+            left = bool(self._leases or self._held)
+        _return_soon(dropped)
+        return left
+
+    def _settle(self) -> None:
+        """Hold what has come to be free; under the lock."""
+        again = []
+        while self._ended:
+            lease = self._ended.popleft()
+            if id(lease) not in self._leases:
+                continue  # in use for too long, or the pool is closed
+            if sys.getrefcount(lease.mapping) > 2:
+                # The collector tells of the end of what it has found before that ends, and a finalizer may revive it.
+                again.append(lease)
+                continue
+            del self._leases[id(lease)]
+            size = len(lease.mapping)
+            self._lent_bytes -= size
+            self._held_bytes += size
+            self._held.setdefault(size, deque()).append((self._clock(), lease.mapping))
+        self._ended.extend(again)
+
+    def _pop(self, size: int) -> mmap.mmap | None:
+        idle = self._held.get(size)
+        if not idle:
+            return None
+        _, mapping = idle.pop()
+        if not idle:
+            del self._held[size]
+        self._held_bytes -= size
+        return mapping
+
+    def _drop(self, nbytes: int) -> list[mmap.mmap]:
+        """Let go of so many held bytes, idle longest first; under the lock. The caller unmaps them."""
+        dropped: list[mmap.mmap] = []
+        while nbytes > 0 and self._held:
+            size = min(self._held, key=lambda size: self._held[size][0][0])
+            dropped.append(self._forget_oldest(size))
+            nbytes -= size
+        return dropped
+
+    def _forget_oldest(self, size: int) -> mmap.mmap:
+        _, mapping = self._held[size].popleft()
+        if not self._held[size]:
+            del self._held[size]
+        self._held_bytes -= size
+        self._returned_bytes += size
+        return mapping
+
+    def _map(self, size: int) -> mmap.mmap:
+        try:
+            return map_memory(size)
+        except MemoryError:
+            if not self.trim():
+                raise
+        return map_memory(size)
+
+    def _watch(self) -> None:
+        """Have the runtime's loop look after what is idle, as long as there is anything."""
+        runtime = process.runtime
+        if self._watched or runtime is None or runtime.find_service(RecyclingPool) is not self:
+            return
+        self._watched = True
+        try:
+            runtime.post(self._tick)
+        except RuntimeError:  # it has just ended, and with it this pool
+            self._watched = False
+
+    def _tick(self) -> None:
+        if self.expire():
+            asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
+        else:
+            self._watched = False
+            if self._leases:  # lent meanwhile, by a thread that found the pool still watched
+                self._watch()
+
+
+def _forget_in_child(pool: weakref.ref[RecyclingPool]) -> None:
+    """A forked child has its own pool, and nobody else to give back what it inherited."""
+    found = pool()
+    if found is not None:
+        found.close()
+
+
+def size_class(nbytes: int) -> int:
+    """Round a number of bytes, at least 1, up to an eighth of a power of two, and to whole pages."""
+    step = max(mmap.PAGESIZE, 1 << max(0, (nbytes - 1).bit_length() - 4))
+    return -(-nbytes // step) * step
+
+
+def scratch_array(nbytes: int) -> NDArray[np.uint8]:
+    """Return memory of unspecified values, for results that live a while and for staging.
+
+    From 1 MiB on it is recycled where the runtime is up: the page faults of a new mapping take several times as long
+    as a copy into it. What has no room in the pool comes from NumPy's allocator up to 32 MiB, and is what
+    ``aligned_array`` gives beyond.
+
+    From 64 KiB on it begins with a page, as the system's copies from a file like it: to NumPy's own arrays, which
+    begin 16 bytes after a page, they take three to four times as long on some CPUs.
+
+    Args:
+        nbytes: size in bytes, 0 or more.
+
+    Raises:
+        TypeError: ``nbytes`` is not an integer.
+        ValueError: ``nbytes`` is negative.
+        MemoryError: the system has no such memory.
+    """
+    count = byte_count(nbytes)
+    if count < MAPPED_BYTES:
+        return np.empty(count, np.uint8)
+    if count >= SMALLEST_BYTES:
+        pool = _pool_of(process.runtime)
+        array = None if pool is None else pool.take(count)
+        if array is not None:
+            return array
+    return aligned_array(count) if count > _LARGEST_ALLOCATED else page_aligned(count)
+
+
+def has_room(nbytes: int) -> bool:
+    """Tell whether ``scratch_array`` would give recycled memory of that size, which goes back when it dies."""
+    pool = _pool_of(process.runtime)
+    return pool is not None and nbytes >= SMALLEST_BYTES and pool.has_room(nbytes)
+
+
+def statistics() -> RecyclingStatistics:
+    """Return what this process holds of the memory of former results; starts nothing."""
+    pool = None if process.runtime is None else process.runtime.find_service(RecyclingPool)
+    return RecyclingStatistics() if pool is None else pool.statistics()
+
+
+def trim() -> int:
+    """Give the memory that is held for the next results back to the system; says how many bytes that was."""
+    pool = None if process.runtime is None else process.runtime.find_service(RecyclingPool)
+    return 0 if pool is None else pool.trim()
+
+
+def _pool_of(runtime: EventLoop | None) -> RecyclingPool | None:
+    """The pool of a runtime that is up."""
+    if runtime is None or not runtime.is_open:
+        return None
+    try:
+        return runtime.find_service(RecyclingPool) or runtime.service(RecyclingPool)
+    except RuntimeError:  # it has just ended
+        return None
+
+
+def _return_soon(mappings: list[mmap.mmap]) -> None:
+    """Unmap memory that nobody uses, in a worker: it takes the system a while, and the loop does not wait."""
+    runtime = process.runtime
+    workers = None if runtime is None else runtime.find_service(WorkerPool)
+    if not mappings:
+        return
+    if workers is not None:
+        try:
+            workers.post(partial(_return_now, mappings))
+        except RuntimeError:  # the pool of threads has just closed
+            _return_now(mappings)
+    else:
+        _return_now(mappings)
+
+
+def _return_now(mappings: Sequence[mmap.mmap]) -> None:
+    for mapping in mappings:
+        mapping.close()  # unlike the end of the object, it lets go of the interpreter's lock
+
+
+def _default_limit() -> int:
+    """The bound for this machine and the limits of this process."""
+    return min([LARGEST_LIMIT, *(size // 16 for size in _memory_sizes())])
+
+
+def _memory_sizes() -> Iterator[int]:
+    """Bytes of physical memory, and what limits leave to this process or its container."""
+    yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+        soft, _ = resource.getrlimit(limit)
+        if soft != resource.RLIM_INFINITY:
+            yield soft
+    for path in _CONTAINER_LIMITS:
+        try:
+            text = Path(path).read_text(encoding="ascii").strip()
+        except OSError:  # no container, or another generation of them
+            continue
+        if text.isdecimal():  # else "max"
+            yield int(text)

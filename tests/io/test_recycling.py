@@ -1,0 +1,275 @@
+"""The pool of result memory: what is lent again, what is not, and what goes back to the system."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import resource
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import strideweave
+from strideweave.io import recycling
+from strideweave.io.recycling import (
+    IDLE_SECONDS,
+    LENT_SECONDS,
+    RecyclingPool,
+    size_class,
+)
+
+if TYPE_CHECKING:
+    from strideweave import TiledEvictable
+
+PAGE = mmap.PAGESIZE
+MIB = 1 << 20
+
+
+class Clock:
+    """A clock that goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lent(pool: RecyclingPool, nbytes: int) -> np.ndarray:
+    """Memory of the pool, which has room for it."""
+    array = pool.take(nbytes)
+    assert array is not None
+    return array
+
+
+def address(array: np.ndarray) -> int:
+    """Where an array begins."""
+    return array.ctypes.data
+
+
+@given(st.integers(1, 1 << 44))
+def test_a_size_is_rounded_up_by_an_eighth_at_most(nbytes: int) -> None:
+    size = size_class(nbytes)
+    assert nbytes <= size < max(nbytes * 9 / 8, nbytes + PAGE)
+    assert size % PAGE == 0
+    assert size_class(size) == size
+
+
+def test_sizes_that_differ_little_share_their_memory() -> None:
+    pool = RecyclingPool(64 * MIB)
+    first = lent(pool, 5 * MIB)
+    place = address(first)
+    first[:] = 3
+    del first
+    again = lent(pool, 5 * MIB - 1000)
+    assert (address(again), again.shape) == (place, (5 * MIB - 1000,))
+    assert address(lent(pool, 7 * MIB)) != place
+    found = pool.statistics()
+    assert (found.taken, found.reused) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda array: array[5:9],
+        lambda array: array.view(np.float32)[::3],
+        lambda array: array.reshape(2, -1).T,
+        lambda array: np.ndarray(8, np.uint8, array, 16),
+        memoryview,
+        lambda array: np.asarray(memoryview(array)).view(np.int64),
+    ],
+)
+def test_memory_with_a_living_view_is_not_lent_again(view) -> None:
+    pool = RecyclingPool(64 * MIB)
+    array = lent(pool, MIB)
+    array[:] = 7
+    part = view(array)
+    before = bytes(part)
+    del array
+    other = lent(pool, MIB)
+    other[:] = 1
+    assert bytes(part) == before
+    assert pool.statistics().lent_bytes == 2 * MIB
+    del part
+    assert pool.statistics().held_bytes == MIB
+
+
+class Revived:
+    """Comes back to life with its array when the collector has found it."""
+
+    kept: list[np.ndarray] = []
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.self = self
+
+    def __del__(self) -> None:
+        Revived.kept.append(self.array)
+
+
+def test_memory_that_a_finalizer_revives_is_not_lent_again() -> None:
+    pool = RecyclingPool(64 * MIB)
+    revived = Revived(lent(pool, MIB))
+    place = address(revived.array)
+    del revived
+    gc.collect()
+    assert [address(array) for array in Revived.kept] == [place]
+    other = lent(pool, MIB)
+    assert address(other) != place
+    assert pool.statistics().held_bytes == 0
+    Revived.kept.clear()
+    assert pool.statistics().held_bytes == MIB
+    assert address(lent(pool, MIB)) == place
+
+
+def test_what_is_lent_and_held_stays_within_the_bound_and_the_oldest_makes_room() -> None:
+    clock = Clock()
+    pool = RecyclingPool(8 * MIB, clock)
+    arrays = [lent(pool, 2 * MIB), lent(pool, 3 * MIB)]
+    assert pool.take(4 * MIB) is None
+    assert [pool.has_room(size * MIB) for size in (3, 4)] == [True, False]
+    while arrays:
+        arrays.pop()
+        pool.statistics()
+        clock.now += 0.1
+    assert pool.statistics().held_bytes == 5 * MIB
+    kept = lent(pool, 4 * MIB)
+    found = pool.statistics()
+    assert (found.lent_bytes, found.held_bytes, found.returned_bytes) == (4 * MIB, 2 * MIB, 3 * MIB)
+    assert pool.take(9 * MIB) is None
+    assert kept.nbytes + found.held_bytes <= found.limit_bytes == 8 * MIB
+
+
+def test_what_nobody_asks_for_goes_back_and_what_lives_long_is_forgotten() -> None:
+    clock = Clock()
+    pool = RecyclingPool(8 * MIB, clock)
+    long, short = lent(pool, MIB), lent(pool, 2 * MIB)
+    del short
+    assert pool.expire()
+    assert pool.statistics().held_bytes == 2 * MIB
+    clock.now = IDLE_SECONDS
+    assert pool.expire()
+    assert (pool.statistics().held_bytes, pool.statistics().lent_bytes) == (0, MIB)
+    clock.now = LENT_SECONDS
+    assert not pool.expire()
+    long[:] = 1
+    del long
+    found = pool.statistics()
+    assert (found.held_bytes, found.lent_bytes, found.returned_bytes) == (0, 0, 2 * MIB)
+
+
+def test_trim_gives_back_what_is_held_and_a_closed_pool_lends_nothing() -> None:
+    pool = RecyclingPool(8 * MIB)
+    kept = lent(pool, MIB)
+    lent(pool, 2 * MIB)
+    assert pool.trim() == 2 * MIB
+    assert pool.trim() == 0
+    pool.close()
+    kept[:] = 1
+    assert pool.take(MIB) is None
+    del kept
+    assert pool.statistics().held_bytes == 0
+
+
+def test_where_the_system_refuses_memory_what_is_held_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = RecyclingPool(64 * MIB)
+    lent(pool, 4 * MIB)
+    map_memory = recycling.map_memory
+
+    def tight(nbytes: int) -> mmap.mmap:
+        if pool.statistics().held_bytes:
+            raise MemoryError("no memory")
+        return map_memory(nbytes)
+
+    monkeypatch.setattr(recycling, "map_memory", tight)
+    assert lent(pool, 8 * MIB).nbytes == 8 * MIB
+
+    def never(nbytes: int) -> mmap.mmap:
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(recycling, "map_memory", never)
+    pool.trim()
+    before = pool.statistics().lent_bytes
+    with pytest.raises(MemoryError):
+        pool.take(16 * MIB)
+    assert pool.statistics().lent_bytes == before
+
+
+def test_threads_never_get_the_same_memory() -> None:
+    pool = RecyclingPool(64 * MIB)
+    mixed: list[int] = []
+
+    def work(mark: int) -> None:
+        for _ in range(200):
+            array = lent(pool, MIB)
+            array[::PAGE] = mark
+            if not (array[::PAGE] == mark).all():
+                mixed.append(mark)
+
+    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = pool.statistics()
+    assert mixed == []
+    assert (found.taken, found.lent_bytes) == (800, 0)
+    assert found.held_bytes <= 4 * MIB
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_child_keeps_what_is_in_use_and_gives_back_the_rest() -> None:
+    pool = RecyclingPool(64 * MIB)
+    kept = lent(pool, MIB)
+    kept[:] = 5
+    lent(pool, 2 * MIB)
+    assert pool.statistics().held_bytes == 2 * MIB
+    child = os.fork()
+    if child == 0:
+        found = pool.statistics()
+        os._exit(0 if (kept == 5).all() and not found.held_bytes and pool.take(MIB) is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert pool.statistics().held_bytes == 2 * MIB
+
+
+def test_the_bound_follows_the_limits_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < RecyclingPool().statistics().limit_bytes <= 1 << 30
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (160 * MIB, resource.RLIM_INFINITY))
+    assert RecyclingPool().statistics().limit_bytes <= 10 * MIB
+
+
+def test_statistics_and_trim_of_a_process_start_nothing() -> None:
+    program = (
+        "import threading\n"
+        "from strideweave.io import recycling\n"
+        "print(recycling.statistics() == recycling.RecyclingStatistics(), recycling.trim())\n"
+        "recycling.scratch_array(1 << 21)\n"
+        "print(threading.active_count())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "0", "1"]
+
+
+def test_the_results_of_projections_are_recycled() -> None:
+    tensor = strideweave.tiled(np.arange(4 * MIB, dtype=np.uint8).reshape(4, MIB), (1, MIB))
+    carrier = cast("TiledEvictable", tensor.carrier)
+    selection = carrier.select({0: [3, 1]})
+    wanted = np.arange(4 * MIB, dtype=np.uint8).reshape(4, MIB)[[3, 1]]
+    result = carrier.project(tensor, selection).wait()
+    recycling.trim()
+    before = recycling.statistics()
+    assert before.lent_bytes >= 2 * MIB
+    result.carrier.release()
+    assert recycling.statistics().held_bytes == 2 * MIB
+    again = carrier.project(tensor, selection).wait()
+    assert np.array_equal(again.numpy(), wanted)
+    after = recycling.statistics()
+    assert (after.reused - before.reused, after.taken - before.taken) == (1, 1)
+    carrier.release()

@@ -1,0 +1,132 @@
+"""WakeUps: many tasks of one loop are woken by one call, and a loop that is gone harms nobody."""
+
+import asyncio
+import gc
+import threading
+import weakref
+
+import pytest
+import uvloop
+
+from strideweave.runtime import AwaitResult
+from strideweave.runtime.wake_ups import WakeUps, wake_ups_of
+
+LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
+
+
+@pytest.fixture(params=LOOPS, ids=["asyncio", "uvloop"])
+def loop(request):
+    loop = request.param()
+    yield loop
+    loop.close()
+
+
+class Watched:
+    """A loop that counts the calls that come from other threads; the real one does the rest."""
+
+    def __init__(self, loop):
+        self.loop = loop
+        self.calls = 0
+
+    def call_soon_threadsafe(self, *args):
+        self.calls += 1
+        self.loop.call_soon_threadsafe(*args)
+
+
+def test_one_call_wakes_all_who_were_to_be_woken_by_then(loop):
+    watched = Watched(loop)
+    wake_ups = WakeUps(watched)
+    futures = [loop.create_future() for _ in range(20)]
+    for future in futures:
+        wake_ups.wake(future)
+    assert watched.calls == 1
+    loop.run_until_complete(asyncio.wait_for(asyncio.gather(*futures), 60))
+    late = loop.create_future()
+    wake_ups.wake(late)
+    loop.run_until_complete(asyncio.wait_for(late, 60))
+    assert watched.calls == 2
+
+
+def test_what_has_ended_by_then_is_left_alone(loop):
+    wake_ups = WakeUps(loop)
+    cancelled, woken = loop.create_future(), loop.create_future()
+    cancelled.cancel()
+    wake_ups.wake(cancelled)
+    wake_ups.wake(woken)
+    loop.run_until_complete(asyncio.wait_for(woken, 60))
+    assert cancelled.cancelled()
+
+
+def test_an_interrupted_wake_up_leaves_the_loop_reachable(loop):
+    """Ctrl-C may come at any statement of the thread that wakes."""
+
+    class Interrupted(Watched):
+        def call_soon_threadsafe(self, *args):
+            super().call_soon_threadsafe(*args)
+            if self.calls == 1:
+                raise KeyboardInterrupt
+
+    interrupted = Interrupted(loop)
+    wake_ups = WakeUps(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        wake_ups.wake(loop.create_future())
+    future = loop.create_future()
+    wake_ups.wake(future)
+    assert interrupted.calls == 2
+    loop.run_until_complete(asyncio.wait_for(future, 60))
+
+
+def test_a_loop_that_has_closed_is_no_error():
+    loop = asyncio.new_event_loop()
+    wake_ups, future = WakeUps(loop), loop.create_future()
+    loop.close()
+    wake_ups.wake(future)
+    wake_ups.wake(future)
+    assert not future.done()
+
+
+@pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
+def test_no_loop_is_kept_alive(make):
+    loop = make()
+    gone, wake_ups = weakref.ref(loop), wake_ups_of(loop)
+    assert wake_ups_of(loop) is wake_ups
+    loop.close()
+    del loop
+    gc.collect()
+    assert gone() is None
+    elsewhere = asyncio.new_event_loop()
+    wake_ups.wake(elsewhere.create_future())
+    assert wake_ups_of(elsewhere) is not wake_ups
+    elsewhere.close()
+
+
+def test_handles_that_end_together_call_a_loop_once(loop, monkeypatch):
+    """However many tasks sleep in it."""
+    handles = [AwaitResult() for _ in range(30)]
+    calls = []
+    deliver = WakeUps._deliver
+
+    def counted(self):
+        calls.append(len(self._futures))
+        deliver(self)
+
+    monkeypatch.setattr(WakeUps, "_deliver", counted)
+
+    def finish():
+        for i, handle in enumerate(handles):
+            handle._finish(i)
+
+    async def main():
+        async def observe(handle):
+            return await handle
+
+        tasks = [asyncio.ensure_future(observe(handle)) for handle in handles]
+        await asyncio.sleep(0)
+        assert all(handle._wakers for handle in handles)
+        thread = threading.Thread(target=finish)
+        thread.start()
+        thread.join()  # this loop cannot run meanwhile
+        return await asyncio.gather(*tasks)
+
+    assert loop.run_until_complete(asyncio.wait_for(main(), 60)) == list(range(30))
+    assert calls == [30]
