@@ -19,7 +19,6 @@ import numpy as np
 
 from strideweave import Tensor, TileSet, asarray, save_tiled, tiled
 from strideweave.io import positioned
-from strideweave.runtime.await_result import AwaitResult
 from strideweave.runtime.workers import run_jobs
 from strideweave.store import open_store, replacing, tile_files, writer
 
@@ -58,6 +57,9 @@ class PiecewiseEngine:
 
     async def write(self, spans):
         await run_jobs([lambda: self.write_now(spans)])
+
+    async def persist(self, file):
+        await run_jobs([file.persist])
 
     def write_now(self, spans):
         for file, offset, buffer in spans:
@@ -146,8 +148,7 @@ def write_all(path: Path, progress: Path) -> None:
         write(tensor, version, tiles)
         with progress.open("a") as file:
             file.write(f"{version}\n")
-    store = tensor.carrier.secondary
-    store._scope.start(AwaitResult(), store._persist).wait()
+    tensor.carrier.flush(durable=True)
 
 
 def allowed(ended: list[int]) -> list[set[int]]:

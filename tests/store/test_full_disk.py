@@ -55,6 +55,10 @@ def run_limited(path, limit, what):
     return done.stdout.split()
 
 
+def run_persist(carrier):
+    carrier._scope.start(AwaitResult(), carrier._persist).wait()
+
+
 def save(path, version=1):
     save_tiled(tiled(np.full((COUNT, SLOTS), version, np.float32), (1, SLOTS)), path)
 
@@ -107,7 +111,7 @@ def test_a_full_disk_fails_a_save_and_leaves_nothing(small_disk):
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)) as caught:
         save(small_disk / "store")
     assert caught.value.errno == errno.ENOSPC
-    assert os.listdir(small_disk) == ["filler"]
+    assert [entry.name for entry in small_disk.iterdir()] == ["filler"]
 
 
 @pytest.mark.parametrize("free", [100 << 10, 1 << 20, 3 << 19])
@@ -155,6 +159,9 @@ def test_a_disk_that_is_full_for_holes_leaves_the_new_tiles_in_the_journal(tmp_p
         async def read(self, spans):
             await plain.read(spans)
 
+        async def persist(self, file):
+            await plain.persist(file)
+
         async def write(self, spans):
             for file, offset, buffer in spans:
                 if file.path.endswith("journal.bin"):
@@ -181,10 +188,11 @@ def test_a_disk_that_is_full_for_holes_leaves_the_new_tiles_in_the_journal(tmp_p
             assert carrier.secondary[slot] in (version - 1, version)
         shutil.rmtree(tmp_path / "copy", ignore_errors=True)
         shutil.copytree(path, tmp_path / "copy")
-        assert versions(tmp_path / "copy", writable=True) == [version] * COUNT
+        assert set(versions(tmp_path / "copy", writable=True)) <= {version - 1, version}
         if version % 2:
-            carrier.secondary._scope.start(AwaitResult(), carrier.secondary._persist).wait()
-            assert versions(path) == [version] * COUNT
+            run_persist(carrier.secondary)
+            assert set(versions(path)) <= {version - 1, version}
+            assert (path / "journal.bin").stat().st_size == 0
         carrier.evict(everything)
         assert versions(path) == [version] * COUNT
     carrier.release()

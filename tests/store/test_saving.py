@@ -186,7 +186,7 @@ def test_a_store_is_replaced_and_its_readers_go_on(store, values, opened, tmp_pa
     save_tiled(tiled(values + 1, TILE), store, overwrite=True)
     assert np.array_equal(reader.numpy(), values)
     assert np.array_equal(opened(store).numpy(), values + 1)
-    assert os.listdir(tmp_path) == ["store"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["store"]
 
 
 def test_a_store_is_saved_over_itself(store, values, opened):
@@ -198,7 +198,7 @@ def test_a_store_that_is_open_for_writing_is_not_replaced(store, values, opened,
     opened(store, "r+")
     with pytest.raises(OSError, match="this process has this store open"):
         save_tiled(tiled(values + 1, TILE), store, overwrite=True)
-    assert os.listdir(tmp_path) == ["store"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["store"]
     assert np.array_equal(opened(store).numpy(), values)
 
 

@@ -23,7 +23,7 @@ sys.stdin.readline()
 WRITER = """
 import sys
 import numpy as np
-from strideweave import AwaitResult, TileSet, asarray
+from strideweave import TileSet, asarray
 from strideweave.store import open_store
 tensor = open_store(sys.argv[1], "r+")
 carrier = tensor.carrier
@@ -32,7 +32,7 @@ for version in range(2, 2 + int(sys.argv[2])):
     carrier.assign(asarray(np.full((count, slots), version, np.float32)), tensor, carrier.select({})).wait()
     carrier.evict(TileSet([(tile, 0) for tile in range(count)]))
     if version % 4 == 0:
-        carrier.secondary._scope.start(AwaitResult(), carrier.secondary._persist).wait()
+        carrier.flush(durable=True)
 """
 
 

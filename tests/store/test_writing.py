@@ -1,5 +1,6 @@
 """A store that is open for writing, as the slow tier of a tiled Tensor."""
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -28,9 +29,10 @@ from strideweave import (
 )
 from strideweave.carriers.move import dispatch_move
 from strideweave.dtype import DType
+from strideweave.io.engine import make_engine
 from strideweave.layout import row_major
 from strideweave.runtime.await_result import AwaitResult
-from strideweave.store import StoreBacked, open_store, verify_tiles
+from strideweave.store import StoreBacked, open_store, tile_files, verify_tiles
 from strideweave.store.tile_files import TileFiles
 from strideweave.testing import bit_patterns, values_of
 
@@ -262,10 +264,9 @@ def test_writes_that_come_together_wait_for_each_other(store, opened, values):
     assert carrier.secondary.statistics().store.tiles_written == 6
 
 
-def test_durable_writes_are_on_the_device_before_the_journal_is_emptied(
-    store, opened, write_back, monkeypatch
-):
-    tensor = opened(store, "r+")
+@pytest.fixture
+def calls(monkeypatch):
+    """What is made durable and cut short, in order."""
     done = []
     for name in ("fdatasync", "fsync", "ftruncate"):
         plain = getattr(os, name)
@@ -275,19 +276,75 @@ def test_durable_writes_are_on_the_device_before_the_journal_is_emptied(
             plain(number, *rest)
 
         monkeypatch.setattr(os, name, call)
-    write_back(tensor, (0, 0), np.ones((2, 4)))
-    assert done == [("fdatasync", "journal.bin")], "what was durable must not be torn by a loss of power"
-    write_back(tensor, (0, 0), np.zeros((2, 4)))
-    assert len(done) == 1, "the disk has a whole version of this tile already"
-    done.clear()
-    run(tensor.carrier.secondary, tensor.carrier.secondary._persist)
-    assert done[:3] == [
-        ("fdatasync", "tiles.bin"),
-        ("fdatasync", "checksums.bin"),
-        ("ftruncate", "journal.bin"),
-    ]
-    assert [name for _, name in done[3:]] == ["strideweave.json", "store", store.parent.name]
-    done.clear()
-    write_back(tensor, (0, 0), np.ones((2, 4)))
-    assert done == [("fdatasync", "journal.bin")]
-    assert tensor.carrier.secondary.statistics().store.journal_bytes == (store / "journal.bin").stat().st_size
+    engine = make_engine("threads")
+    monkeypatch.setattr(tile_files, "default_engine", lambda: engine)
+    yield done
+    engine.close()
+
+
+def test_what_was_durable_is_not_torn_by_a_write_that_is_not(store, opened, write_back, calls):
+    tensor = opened(store, "r+")
+    calls.clear()
+    for count, tile in enumerate([(0, 0), (0, 0), (1, 1)], 1):
+        write_back(tensor, tile, np.full((2, 4), count))
+        assert calls == count * [("fdatasync", "journal.bin")]
+
+
+DURABLE = [("fdatasync", "tiles.bin"), ("fdatasync", "checksums.bin"), ("ftruncate", "journal.bin")]
+
+
+def test_a_durable_flush_empties_the_journal_last(store, opened, calls, values):
+    tensor = opened(store, "r+")
+    calls.clear()
+    tensor[0, 0] = 5.0
+    tensor.carrier.flush()
+    assert calls == [("fdatasync", "journal.bin")]
+    assert opened(store)[0, 0] == 5.0
+    assert len(tensor.carrier.primary_tiles) == 1
+    calls.clear()
+    tensor.carrier.flush(durable=True)
+    assert calls[:3] == DURABLE
+    assert [name for _, name in calls[3:]] == ["strideweave.json", "store", store.parent.name]
+    assert (store / "journal.bin").stat().st_size == 0
+    calls.clear()
+    tensor[0, 0] = 6.0
+    tensor.carrier.flush(durable=True)
+    assert calls == [("fdatasync", "journal.bin"), *DURABLE], "the names are durable already"
+    assert tensor.carrier.secondary.statistics().store.journal_bytes == 0
+    assert opened(store)[0, 0] == 6.0
+
+
+def test_an_eviction_can_be_durable(store, opened, calls):
+    tensor = opened(store, "r+")
+    calls.clear()
+    tensor[0, 0] = 5.0
+    tensor.carrier.evict(TileSet([(0, 0)]), durable=True)
+    assert calls[1:4] == DURABLE
+    assert len(tensor.carrier.primary_tiles) == 0
+
+
+def test_a_flush_that_cannot_be_durable_fails_and_leaves_the_tile_dirty(store, opened, monkeypatch):
+    tensor = opened(store, "r+")
+    tensor[0, 0] = 5.0
+
+    def fail(number):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        engine = make_engine("threads")
+        patch.setattr(tile_files, "default_engine", lambda: engine)
+        patch.setattr(os, "fdatasync", fail)
+        for durable in (False, True):
+            with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                tensor.carrier.flush(durable=durable)
+            assert len(tensor.carrier.dirty_tiles) == 1
+            assert opened(store)[0, 0] == 0.0
+        engine.close()
+    tensor.carrier.flush(durable=True)
+    assert opened(store)[0, 0] == 5.0
+
+
+def test_an_open_tensor_without_a_store_has_no_business_with_durability(store, opened):
+    tensor = opened(store)
+    tensor.carrier.flush()
+    assert len(tensor.carrier.dirty_tiles) == 0

@@ -136,7 +136,6 @@ class TileFiles:
         self._sequence = 0
         self._newest: dict[int, JournaledTile] = {}
         self._unapplied: set[int] = set()  # tiles whose write in place failed
-        self._guarded = np.zeros(count if self.writable else 0, np.bool_)  # whole on the disk, in the journal
         self._names_durable = False
         self._turn: anyio.Lock | None = None
         self._read = self._written = self._damaged = self._rescued = self._retirements = 0
@@ -200,14 +199,14 @@ class TileFiles:
             OSError: the system failed.
         """
         nbytes = self.manifest.tile_bytes
-        # What does not arrive since the file is too short fails its checksum, or is what it should be.
-        with suppress(ShortFileError):
+        rows = [memory[start : start + nbytes] for start in starts.tolist()]
+        try:
             await default_engine().read(
                 SpanBatch([SpanBlock(self._data, ordinals * nbytes, memory, starts, nbytes)])
             )
-        rows = [memory[start : start + nbytes] for start in starts.tolist()]
-        wanted = self._sums[ordinals]
-        wrong = np.flatnonzero(await sums_of(rows) != wanted)
+            wrong = np.flatnonzero(await sums_of(rows) != self._sums[ordinals])
+        except ShortFileError:  # one of them lies behind the end; memory that was not filled may look right
+            wrong = np.arange(len(ordinals))
         if len(wrong):
             tiles = ordinals[wrong].tolist()
             await run_jobs([partial(self._settle_all, tiles, [rows[place] for place in wrong.tolist()])])
@@ -236,15 +235,19 @@ class TileFiles:
         """
         nbytes = self.manifest.tile_bytes
         memory = memory[: len(ordinals) * nbytes]
-        with suppress(ShortFileError):
-            read_spans([FileSpan(self._data, int(ordinals[0]) * nbytes, memory)])
         checksum, damaged = checksum_function(), []
+        is_filled = True
+        try:
+            read_spans([FileSpan(self._data, int(ordinals[0]) * nbytes, memory)])
+        except ShortFileError:
+            is_filled = False
         for ordinal, row in zip(ordinals.tolist(), memory.reshape(-1, nbytes), strict=True):
-            if checksum(row) != int(self._sums[ordinal]):
-                try:
-                    self._settle(ordinal, row)
-                except DamagedTileError as error:
-                    damaged.append(error.with_traceback(None))
+            if is_filled and checksum(row) == int(self._sums[ordinal]):
+                continue
+            try:
+                self._settle(ordinal, row)
+            except DamagedTileError as error:
+                damaged.append(error.with_traceback(None))
         return damaged
 
     def _settle_all(self, ordinals: list[int], rows: list[Bytes]) -> None:
@@ -258,31 +261,37 @@ class TileFiles:
 
     def _settle(self, ordinal: int, row: Bytes) -> None:
         """Read a tile that may be on its way: from its place, else from the journal, until one of them is whole."""
-        checksum = checksum_function()
-        nbytes = self.manifest.tile_bytes
-        wanted, found = 0, ""
+        before: tuple[int, int | None] | None = None
         for _ in range(ATTEMPTS):
-            wanted = self._checksum_now(ordinal)
-            try:
-                read_spans([FileSpan(self._data, ordinal * nbytes, row)])
-                got = checksum(row)
-                if got == wanted:
-                    return
-                found = f"checksum {digits(got)}"
-            except ShortFileError as error:
-                found = f"{error.got} bytes of {nbytes}, where the file ends"
-            if self._read_from_journal(ordinal, row):
+            wanted, found = self._checksum_now(ordinal), self._read_in_place(ordinal, row)
+            if found == wanted:
+                return
+            tile = self._read_from_journal(ordinal, wanted, row)
+            # If the table moved on, this may be the content after the next, and a later look would find an older one.
+            if tile is not None and self._checksum_now(ordinal) == wanted:
                 self._rescued += 1
                 return
+            if tile is None and before == (wanted, found):
+                break  # nobody is at it
+            before = wanted, found
         self._damaged += 1
+        nbytes = self.manifest.tile_bytes
         raise DamagedTileError(
             path=self._data.path,
             tile=self.coordinate(ordinal),
             ordinal=ordinal,
             offset=ordinal * nbytes,
             wanted=digits(wanted),
-            found=found,
+            found="the end of the file" if found is None else f"checksum {digits(found)}",
         )
+
+    def _read_in_place(self, ordinal: int, row: Bytes) -> int | None:
+        """Read a tile from its place; gives the checksum of what is there, or None where the file ends before."""
+        try:
+            read_spans([FileSpan(self._data, ordinal * self.manifest.tile_bytes, row)])
+        except ShortFileError:
+            return None
+        return checksum_function()(row)
 
     def _checksum_now(self, ordinal: int) -> int:
         """The checksum of a tile; another process may have written it since the table was read."""
@@ -290,14 +299,27 @@ class TileFiles:
             self._read_table(self._table_file, ordinal, self._sums[ordinal : ordinal + 1].view(np.uint8))
         return int(self._sums[ordinal])
 
-    def _read_from_journal(self, ordinal: int, row: Bytes) -> bool:
-        """Read the newest content of a tile that the journal has whole, if any."""
-        if self.writable:
-            newest = self._newest.get(ordinal)
-            found = [] if newest is None else [newest]
-        else:
-            found = self._journaled().get(ordinal, [])
-        return any(self._read_journaled(tile, row) for tile in reversed(found))
+    def _read_from_journal(self, ordinal: int, wanted: int, row: Bytes) -> JournaledTile | None:
+        """Read the newest content of a tile that the journal has whole; None where it has none.
+
+        Args:
+            ordinal: the tile.
+            wanted: its checksum in the table. What the journal has from before that one is too old.
+            row: memory for it.
+        """
+        newest = self._newest.get(ordinal)
+        versions = (
+            [newest] if newest is not None else [] if self.writable else self._journaled().get(ordinal, [])
+        )
+        return self._read_newest(versions, wanted, row)
+
+    def _read_newest(self, versions: list[JournaledTile], wanted: int, row: Bytes) -> JournaledTile | None:
+        for tile in reversed(versions):
+            if self._read_journaled(tile, row):
+                return tile
+            if tile.checksum == wanted:
+                break
+        return None
 
     def _journaled(self) -> dict[int, list[JournaledTile]]:
         """What is in the journal now, which another process may be writing."""
@@ -401,9 +423,8 @@ class TileFiles:
         try:
             await engine.write([FileSpan(journal, self._end, head)])
             await engine.write(SpanBatch([SpanBlock(journal, places, memory, starts, nbytes)]))
-            if not self._guarded[ordinals].all():
-                # Else a loss of power could leave a tile that was durable torn, with no other version of it.
-                await run_jobs([partial(sync, journal)])
+            # Else a loss of power could leave a tile that was durable torn, with no other version of it.
+            await engine.persist(journal)
             complete = True
         finally:
             if not complete:
@@ -411,7 +432,6 @@ class TileFiles:
                     journal.truncate(self._end)
         self._sequence += 1
         self._end = contents + len(ordinals) * nbytes
-        self._guarded[ordinals] = True
         tiles = ordinals.tolist()
         for ordinal, place, checksum in zip(tiles, places.tolist(), sums.tolist(), strict=True):
             self._newest[ordinal] = JournaledTile(place, checksum)
@@ -437,54 +457,45 @@ class TileFiles:
 
     def _retire_blocking(self) -> None:
         for ordinal in sorted(self._unapplied):
-            self._apply(ordinal, [self._newest[ordinal]])
+            self._repair(ordinal, [self._newest[ordinal]])
         self._unapplied.clear()
-        sync(self._data)
-        sync(self._table_file)
+        self._data.persist()
+        self._table_file.persist()
         if self._end:
             self._the_journal.truncate(0)
             self._end = 0
             self._retirements += 1
         self._newest.clear()
-        self._guarded[:] = False
 
     def _recover(self) -> None:
-        """Finish what the last writer had begun."""
+        """Make whole what the last writer left half written, and empty its journal."""
         journal = self._the_journal
         if not journal.size():
             return
         found = self._journaled()
         for ordinal in sorted(found):
-            self._apply(ordinal, found[ordinal])
+            self._repair(ordinal, found[ordinal])
         if found:
-            sync(self._data)
-            sync(self._table_file)
+            self._data.persist()
+            self._table_file.persist()
         journal.truncate(0)
 
-    def _apply(self, ordinal: int, versions: list[JournaledTile]) -> None:
-        """Write the newest whole content of a tile in the journal to its place, and its checksum; blocks."""
+    def _repair(self, ordinal: int, versions: list[JournaledTile]) -> None:
+        """Write a tile that is not whole in its place anew from the journal, and its checksum; blocks.
+
+        One that is whole is left alone, whatever the journal has: it is of a write that has ended, or it is what it
+        was before one that had not begun here.
+        """
         nbytes = self.manifest.tile_bytes
-        row = aligned_array(nbytes)
-        for tile in reversed(versions):
-            if self._read_journaled(tile, row):
-                write_spans([FileSpan(self._data, ordinal * nbytes, row)])
-                stored = np.array([tile.checksum], "<u8").view(np.uint8)
-                write_spans([FileSpan(self._table_file, 8 * ordinal, stored)])
-                self._sums[ordinal] = tile.checksum
-                return
-
-
-def sync(file: OpenFile) -> None:
-    """Wait until what was written to a file is on its device; blocks.
-
-    Raises:
-        OSError: the system failed, with the path.
-    """
-    held = file.descriptor()
-    try:
-        getattr(os, "fdatasync", os.fsync)(held.number)
-    except OSError as error:
-        raise OSError(error.errno, f"{error.strerror}; it was to be made durable", file.path) from error
+        row, wanted = aligned_array(nbytes), int(self._sums[ordinal])
+        if self._read_in_place(ordinal, row) == wanted:
+            return
+        tile = self._read_newest(versions, wanted, row)
+        if tile is not None:
+            write_spans([FileSpan(self._data, ordinal * nbytes, row)])
+            stored = np.array([tile.checksum], "<u8").view(np.uint8)
+            write_spans([FileSpan(self._table_file, 8 * ordinal, stored)])
+            self._sums[ordinal] = tile.checksum
 
 
 def sync_names(directory: str) -> None:

@@ -20,7 +20,7 @@ from strideweave.store.checksums import checksum_function, sums_of
 from strideweave.store.lock import WriterLock
 from strideweave.store.manifest import DATA, JOURNAL, LOCK, MANIFEST, TABLE, Manifest
 from strideweave.store.replacing import exchange, remove_tree
-from strideweave.store.tile_files import sync, sync_names
+from strideweave.store.tile_files import sync_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +118,7 @@ class StoreWriter:
         write_spans([FileSpan(self._files[MANIFEST], 0, content)])
         if self._durable:
             for file in self._files.values():
-                sync(file)
+                file.persist()
             sync_names(str(directory))
         if self._overwrite and os.path.lexists(self._path):
             self._replace(directory)
