@@ -11,6 +11,8 @@ import pytest
 from strideweave.carriers import CPU
 from strideweave.dtype import DType
 from strideweave.errors import ImmutableError, OwnershipError, ReleasedError
+from strideweave.layout import row_major
+from strideweave.tensor import Tensor
 
 
 def resident_bytes():
@@ -216,3 +218,56 @@ def test_new_like_checks_an_array_of_a_wider_type():
 def test_cpu_is_final():
     with pytest.raises(TypeError, match="final"):
         type("Mine", (CPU,), {})
+
+
+def taken_over(destination, other):
+    """Whether the destination has the other's memory now; in any case it has the values it should have."""
+    place, before = other.numpy().ctypes.data, destination.numpy().copy()
+    values = other.numpy().copy()
+    done = destination._take_over(other)
+    assert np.array_equal(destination.numpy(), values if done else before)
+    assert other.is_released() is done
+    assert not done or destination.numpy().ctypes.data == place
+    return done
+
+
+@pytest.mark.parametrize("slots", [20_000, 300_000])
+def test_a_carrier_takes_over_memory_where_nobody_sees_its_own(slots):
+    def result(dtype=DType.Float32):
+        made = CPU(0, dtype=dtype)._allocate_result(slots)
+        made.numpy(writable=True)[...] = 7
+        return made
+
+    destination = CPU(slots)
+    assert taken_over(destination, result())
+    assert taken_over(destination, result())
+    assert taken_over(CPU(0), result())
+    assert not taken_over(CPU(slots + 1), result())
+    assert not taken_over(CPU.from_numpy(np.zeros(slots, np.float32)), result())
+    memory = np.zeros(slots, np.float32)
+    assert not taken_over(CPU(slots, memory.ctypes.data), result())
+    few = CPU(0)._allocate_result(100)
+    few.numpy(writable=True)[...] = 7
+    assert not taken_over(CPU(100), few)
+
+
+@pytest.mark.parametrize(
+    "see",
+    [
+        lambda carrier: carrier.numpy(),
+        lambda carrier: carrier.numpy(writable=True)[5:9],
+        lambda carrier: memoryview(carrier.numpy()),
+        lambda carrier: carrier.numpy().view(np.uint8).reshape(2, -1),
+        lambda carrier: Tensor(carrier, 0, row_major(carrier.size())).numpy(),
+        lambda carrier: np.from_dlpack(Tensor(carrier, 0, row_major(carrier.size()), requires_grad=False)),
+    ],
+)
+def test_a_carrier_of_which_somebody_has_a_view_keeps_its_memory(see):
+    for slots in (20_000, 300_000):
+        for destination in (CPU(slots), CPU(0)._allocate_result(slots)):
+            view = see(destination)
+            assert not taken_over(destination, CPU(0)._allocate_result(slots))
+            destination.numpy(writable=True)[...] = 3
+            assert np.asarray(view).view(np.float32).max() == 3
+            del view
+            assert taken_over(destination, CPU(0)._allocate_result(slots))

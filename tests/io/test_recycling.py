@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -154,6 +155,9 @@ def test_what_nobody_asks_for_goes_back_and_what_lives_long_is_forgotten() -> No
     del short
     assert pool.expire()
     assert pool.statistics().held_bytes == 2 * MIB
+    clock.now = IDLE_SECONDS - 0.1
+    assert pool.expire()
+    assert pool.statistics().held_bytes == 2 * MIB
     clock.now = IDLE_SECONDS
     assert pool.expire()
     assert (pool.statistics().held_bytes, pool.statistics().lent_bytes) == (0, MIB)
@@ -272,4 +276,18 @@ def test_the_results_of_projections_are_recycled() -> None:
     assert np.array_equal(again.numpy(), wanted)
     after = recycling.statistics()
     assert (after.reused - before.reused, after.taken - before.taken) == (1, 1)
+    carrier.release()
+
+
+def test_the_runtime_gives_back_what_is_idle_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recycling, "IDLE_SECONDS", 0.0)
+    tensor = strideweave.tiled(np.zeros((4, MIB), np.uint8), (1, MIB))
+    carrier = cast("TiledEvictable", tensor.carrier)
+    result = carrier.project(tensor, carrier.select({0: [3, 1]})).wait()
+    before = recycling.statistics().returned_bytes
+    result.carrier.release()
+    deadline = time.monotonic() + 60
+    while recycling.statistics().returned_bytes == before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert recycling.statistics().returned_bytes >= before + 2 * MIB
     carrier.release()

@@ -35,6 +35,18 @@ def test_data_requests_share_tiles(ledger):
     assert idle(ledger)
 
 
+@pytest.mark.parametrize("count", [0, 1, 8, 9])
+def test_few_tiles_and_many_are_counted_alike(ledger, count):
+    """A few are counted one by one, many with one call."""
+    asked = tiles(*range(9, 9 - count, -1))
+    entries = [ledger.enter_data("project", asked) for _ in range(3)]
+    assert ledger.needed.tolist()[10 - count : 10] == [3] * count
+    assert ledger.needed.sum() == 3 * count
+    for entry in entries:
+        ledger.leave(entry)
+    assert idle(ledger)
+
+
 @pytest.mark.parametrize("kind", ["promote_async", "evict_async"])
 def test_data_request_meets_residency_request(ledger, kind):
     entry = ledger.enter_residency(kind, tiles(5, 6), mask(True, False))

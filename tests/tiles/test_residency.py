@@ -90,3 +90,21 @@ def test_a_table_that_is_cleared_has_no_values():
     table.clear()
     assert (table.resident_count, len(table.valid()), len(table.dirty())) == (0, 0, 0)
     assert table.state(2).location == "none"
+
+
+@pytest.mark.parametrize("count", [0, 1, 8, 9, 40])
+def test_few_tiles_and_many_are_judged_alike(count):
+    """A few are looked at one by one, many with one call."""
+    table = ResidencyTable(64, Location.SECONDARY)
+    asked = tiles(*range(63, 63 - count, -1))
+    assert table.are_valid(asked)
+    assert table.are_resident(asked) == (count == 0)
+    table.commit_promotion(asked)
+    assert table.are_resident(asked)
+    if count:
+        table.commit_clean(asked)
+        table.commit_drop(asked[-1:])
+        assert not table.are_resident(asked)
+        assert table.are_valid(asked)
+    table.clear()
+    assert table.are_valid(asked) == (count == 0)

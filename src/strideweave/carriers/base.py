@@ -302,6 +302,18 @@ class Carrier(CarrierLifecycle):
             f"{type(self).__name__} of {self._size} slots cannot be given storage for {size} slots"
         )
 
+    def _take_over(self, other: Carrier) -> bool:
+        """Make the storage of a fresh carrier of this class, dtype and size one's own, and release that carrier.
+
+        Only where nobody can tell it from a copy: this carrier is empty and can be given storage, or has storage of
+        its own that nobody has a view of.
+
+        Returns:
+            Whether that was done; else both are as they were, and the values are to be copied.
+        """
+        del other
+        return False
+
     def _discard(self, start: int, slots: int) -> None:
         """Give back the storage of these slots where this carrier allocated it; undefined values follow."""
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from strideweave.carriers.base import CarrierStatistics
+from strideweave.carriers.base import Carrier, CarrierStatistics
 from strideweave.carriers.lifecycle import check_slot_count
 from strideweave.carriers.memory import MemoryCarrier
 from strideweave.dtype import DType
-from strideweave.io.buffers import HUGE_BYTES, aligned_array
+from strideweave.io.buffers import HUGE_BYTES, MAPPED_BYTES, aligned_array
 from strideweave.io.recycling import scratch_array
 from strideweave.layout.int_tuple import as_integer
 
@@ -151,6 +151,30 @@ class CPU(MemoryCarrier):
     def _allocate_in_place(self, size: int) -> None:
         super()._allocate_in_place(size)
         self._owns_memory = True
+
+    def _take_over(self, other: Carrier) -> bool:
+        if not isinstance(other, CPU) or not other._owns_memory or other._slots.nbytes < MAPPED_BYTES:
+            return False  # little memory of a result is less aligned than that of a carrier
+        with self._lock:
+            self._require_live()
+            if self._size:
+                if self._size != other._size or not self._owns_memory or self._is_viewed():
+                    return False
+            elif not self._can_allocate():
+                return False
+            self._slots, self._size, self._owns_memory = other._slots, other._size, True
+        other.release()
+        return True
+
+    def _is_viewed(self) -> bool:
+        """Whether somebody may have an array on this memory, or an export of it, besides this carrier.
+
+        The slots are a view of the one array that owns the memory, and so is every array made of them.
+        """
+        if not isinstance(self._slots.base, np.ndarray):
+            return True
+        # One reference is held by the carrier, or by the slots, and one by the call.
+        return sys.getrefcount(self._slots) > 2 or sys.getrefcount(self._slots.base) > 2
 
     def _discard(self, start: int, slots: int) -> None:
         self._require_live()

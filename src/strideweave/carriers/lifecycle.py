@@ -187,6 +187,8 @@ class CarrierLifecycle(Storage):
     @property
     def _scope(self) -> TaskScope:
         """The task group of this carrier in the runtime's loop, made on first use."""
+        if self._task_scope is not None:  # it stays the same one for good
+            return self._task_scope
         with self._lock:
             if self._task_scope is None:
                 self._require_live()

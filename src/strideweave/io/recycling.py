@@ -2,7 +2,7 @@
 
 Page faults decide how fast a large gather is: a copy into memory that was touched before runs several times faster
 than one into fresh pages. So when the last view of a result dies, its mapping serves the next result of about that
-size. What nobody asked for within a few seconds goes back to the system, as does at once what lived long.
+size. What nobody asked for within ten seconds goes back to the system, as does at once what lived long.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ SMALLEST_BYTES = 1 << 20
 LARGEST_LIMIT = 1 << 30
 """Bytes: no pool holds more, whatever the machine has."""
 
-IDLE_SECONDS = 3.0
+IDLE_SECONDS = 10.0
 """How long memory is held that nobody asks for."""
 
-LENT_SECONDS = 10.0
+LENT_SECONDS = 30.0
 """Memory that is in use for longer is not recycled: it goes back to the system when its last view dies."""
 
 _TICK_SECONDS = 1.0  # how often a pool that has lent or holds something looks what has become of it

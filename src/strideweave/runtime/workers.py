@@ -23,12 +23,15 @@ from strideweave.runtime.await_result import AwaitResult
 from strideweave.runtime.event_loop import current_runtime
 from strideweave.runtime.thread_role import forbid_waiting
 
-__all__ = ["INLINE_BYTES", "WorkerPool", "run_jobs", "worker_count"]
+__all__ = ["INLINE_BYTES", "WorkerPool", "run_jobs", "share_bytes", "worker_count"]
 
 INLINE_BYTES = 256 * 1024
 """Copies of at most so many bytes stay in the loop: a hop to a worker would take longer than they do."""
 
 _MOST_WORKERS = 4  # more threads than this gained nothing in memory copies and hot reads
+
+_SMALLEST_SHARE = 1 << 20  # after each piece a worker has to take the interpreter's lock
+_LARGEST_SHARE = 8 << 20  # so that all workers end at about the same time
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,6 +44,11 @@ def worker_count() -> int:
     except AttributeError:  # not Linux
         usable = os.cpu_count() or 1
     return max(1, min(_MOST_WORKERS, usable))
+
+
+def share_bytes(nbytes: int) -> int:
+    """Return how much of a copy of so many bytes a worker is to do at once: its share of it, within bounds."""
+    return min(max(-(-nbytes // worker_count()), _SMALLEST_SHARE), _LARGEST_SHARE)
 
 
 class WorkerPool(Executor):

@@ -173,12 +173,12 @@ class CompactGeometry:
             start = self.start(positions[0])
             compact[start : start + self.tile_size] = tiles[0]
             return
-        self._copy(tiles, self._starts(positions), compact)
+        self._copy(tiles, self.starts(positions), compact)
 
     def copy_out(self, tiles: Sequence[Slots], positions: Sequence[int], compact: Slots) -> None:
         """Copy the other way, from the compact array to writable tiles (see `copy_in`)."""
         self._check(tiles, positions, compact)
-        for tile, part in self._views(tiles, self._starts(positions), compact):
+        for tile, part in self._views(tiles, self.starts(positions), compact):
             tile[...] = part
 
     def views(
@@ -207,7 +207,7 @@ class CompactGeometry:
         inside = [digit.tile_stride * item for digit in digits]
         outside = [digit.compact_stride * item for digit in digits]
         arrays = [*(block for block, _ in blocks), compact]
-        starts = [*(first + self._origin for _, first in blocks), self._starts(positions)]
+        starts = [*(first + self._origin for _, first in blocks), self.starts(positions)]
         strides = [*([inside] * len(blocks)), outside]
         result = []
         for first, count, steps in strided_runs(*starts):
@@ -240,7 +240,7 @@ class CompactGeometry:
             IndexError: a row or a position is out of range. Nothing was copied.
         """
         self._check_rows(slab, rows, positions, compact)
-        self._copy_rows(slab, rows, self._starts(positions), compact)
+        self._copy_rows(slab, rows, self.starts(positions), compact)
 
     def jobs(
         self, tiles: Sequence[Slots], positions: Sequence[int], compact: Slots, piece_bytes: int
@@ -254,7 +254,7 @@ class CompactGeometry:
             IndexError: likewise.
         """
         self._check(tiles, positions, compact)
-        starts = self._starts(positions)
+        starts = self.starts(positions)
         order = np.argsort(starts)  # neighbours in one piece, so that it writes one stretch of memory
         tiles, starts = [tiles[index] for index in order.tolist()], starts[order]
         tile_bytes = self.tile_size * compact.itemsize
@@ -285,7 +285,7 @@ class CompactGeometry:
         tile_bytes = self.tile_size * compact.itemsize
         if tile_bytes > piece_bytes:
             return self.jobs([slab[row] for row in rows.tolist()], positions.tolist(), compact, piece_bytes)
-        starts, rows = _ascending(self._starts(positions), rows)
+        starts, rows = _ascending(self.starts(positions), rows)
         return [
             partial(self._copy_rows, slab, rows[part], starts[part], compact)
             for part in groups(len(rows), piece_bytes // tile_bytes)
@@ -363,8 +363,12 @@ class CompactGeometry:
                 target = np.ndarray([count, *shape], dtype, compact, int(starts[begin]) * item, outside)
                 target[...] = source
 
-    def _starts(self, positions: Sequence[int] | NDArray[np.intp]) -> NDArray[np.int64]:
-        """What `start` gives, for many positions."""
+    def starts(self, positions: Sequence[int] | NDArray[np.intp]) -> NDArray[np.int64]:
+        """Give what `start` gives, for many positions.
+
+        Raises:
+            IndexError: the selection has no such position.
+        """
         if len(positions) <= _FEW_TILES:
             return np.array([self.start(int(position)) for position in positions], np.int64)
         rest = np.asarray(positions, np.int64)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Ledger", "LedgerEntry"]
 
+_FEW_TILES = 8  # up to so many, one after the other takes less time than one NumPy call
 _NAMED_TILES = 4  # a conflict message names this many tiles; the error's ``tiles`` has them all
 
 
@@ -67,6 +68,7 @@ class Ledger:
     def __init__(self, grid: TileGrid) -> None:
         self._grid = grid
         self.needed: npt.NDArray[np.int32] = np.zeros(grid.tile_count, np.int32)
+        self._counts = self.needed.data  # the same numbers, as plain integers
         self.changing: npt.NDArray[np.bool_] = np.zeros(grid.tile_count, np.bool_)
         self.moving: npt.NDArray[np.bool_] = np.zeros(grid.tile_count, np.bool_)
         self._entries: dict[LedgerEntry, None] = {}
@@ -208,10 +210,12 @@ class Ledger:
         return freed
 
     def _need(self, ordinals: Ordinals, more: int) -> None:
-        if len(ordinals) == 1:  # a quarter of the price
-            self.needed[ordinals[0]] += more
-        elif len(ordinals):
+        if len(ordinals) > _FEW_TILES:
             self.needed[ordinals] += more
+            return
+        counts = self._counts
+        for ordinal in ordinals.tolist():
+            counts[ordinal] += more
 
     def _admit(self, entry: LedgerEntry) -> LedgerEntry:
         self._entries[entry] = None

@@ -53,6 +53,9 @@ class TileState:
     dirty: bool
 
 
+# Up to so many tiles, looking at one after the other takes less time than one NumPy call for all of them.
+_FEW_TILES = 8
+
 # Plain numbers to compare with: looking up a member of an enumeration takes longer than comparing a few tiles.
 _NONE, _IMPLICIT, _SECONDARY, _PRIMARY = (int(location) for location in Location)
 
@@ -75,6 +78,7 @@ class ResidencyTable:
 
     def __init__(self, tile_count: int, location: Location) -> None:
         self._location: npt.NDArray[np.uint8] = np.full(tile_count, location, np.uint8)
+        self._cells = self._location.data  # the same bytes, as plain integers
         self._dirty: Mask = np.full(tile_count, location is Location.PRIMARY, np.bool_)
         self._resident = tile_count if location is Location.PRIMARY else 0
 
@@ -98,6 +102,21 @@ class ResidencyTable:
         """Tell for each tile whether its value is in the primary tier."""
         resident: Mask = self._location[ordinals] == _PRIMARY
         return resident
+
+    def are_valid(self, ordinals: Ordinals) -> bool:
+        """Tell whether each of some tiles has a value."""
+        return not self._count(ordinals, _NONE)
+
+    def are_resident(self, ordinals: Ordinals) -> bool:
+        """Tell whether the value of each of some tiles is in the primary tier."""
+        return self._count(ordinals, _PRIMARY) == len(ordinals)
+
+    def _count(self, ordinals: Ordinals, location: int) -> int:
+        """How many of some tiles are at one location."""
+        if len(ordinals) > _FEW_TILES:
+            return int(np.count_nonzero(self._location[ordinals] == location))
+        cells = self._cells
+        return [cells[ordinal] for ordinal in ordinals.tolist()].count(location)
 
     def is_implicit(self, ordinals: Ordinals) -> Mask:
         """Tell for each tile whether it is a zero without storage."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from strideweave import CPU, FileBacked, Streaming, Tensor
+from strideweave import CPU, FileBacked, Streaming, Tensor, tiled
 from strideweave.carriers.tiled_evictable import traffic
 from strideweave.layout import Layout
 
@@ -76,3 +76,32 @@ def test_a_read_that_fails_leaves_the_given_destination_as_it_was(make_model, co
     assert (destination.version, destination.is_owned()) == (0, False)
     model.project(4, 1, destination=destination).wait()
     assert np.array_equal(destination.numpy()[:48], model.values[[4, 1]].ravel())
+
+
+@pytest.mark.parametrize("viewed", [False, True])
+def test_large_tiles_reach_a_given_destination_without_a_copy_unless_somebody_sees_its_memory(
+    viewed, monkeypatch
+):
+    """Contract section 5: *after a failure its values are what they were*, so they are read aside."""
+    copied: list[int] = []
+    copy = traffic.TileTraffic.copy
+
+    async def watched(self, pairs):
+        copied.append(len(pairs))
+        await copy(self, pairs)
+
+    monkeypatch.setattr(traffic.TileTraffic, "copy", watched)
+    values = np.arange(6 * 300_000, dtype=np.float32).reshape(6, 300_000)
+    tensor = tiled(values, (1, 300_000), resident=False, residency_policy=Streaming())
+    selection = tensor.carrier.select({0: [4, 1, 3]})
+    destination = CPU(3 * 300_000)
+    view = destination.numpy() if viewed else None
+    for _ in range(3):
+        found = tensor.carrier.project(tensor, selection, destination=destination).wait()
+        assert found.carrier is destination
+        assert np.array_equal(found.numpy(), values[[4, 1, 3]])
+        assert view is None or np.array_equal(view.reshape(3, -1), values[[4, 1, 3]])
+    assert copied == ([1] * 3 if viewed else [])
+    assert destination.version == 3
+    destination[0] = 1.0
+    tensor.carrier.release()

@@ -156,8 +156,8 @@ class Admission:
         Raises:
             InvalidTileError: as said.
         """
-        valid = self.table.is_valid(ordinals)
-        if np.count_nonzero(valid) < len(ordinals):
+        if not self.table.are_valid(ordinals):
+            valid = self.table.is_valid(ordinals)
             missing = self.grid.coordinates(ordinals[~valid][:4])
             raise InvalidTileError(
                 f"{kind} needs {np.count_nonzero(~valid)} tiles that have no value yet, such as "

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strideweave.runtime.workers import INLINE_BYTES, run_jobs, worker_count
+import numpy as np
+
+from strideweave.runtime.workers import INLINE_BYTES, run_jobs, share_bytes
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from strideweave.carriers.base import Carrier
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["INLINE_BYTES", "copy_inline", "copy_resident", "copy_streamed"]
 
 _FEW_TILES = 8  # up to this many, copying tile by tile takes less time than preparing to copy them together
-_SMALLEST_PIECE = 1 << 20  # what a worker copies at once, at least: it takes Python's lock after each
-_LARGEST_PIECE = 8 << 20  # and at most, so that all workers end at about the same time
 
 
 async def copy_resident(
@@ -44,7 +43,7 @@ async def copy_resident(
     if nbytes <= INLINE_BYTES:
         copy_inline(traffic, geometry, ordinals, positions, compact)
         return
-    piece = _piece_bytes(nbytes)
+    piece = share_bytes(nbytes)
     block = traffic.block(ordinals)
     if block is None:
         rows = traffic.rows(ordinals)
@@ -84,22 +83,21 @@ async def copy_streamed(
         entry: the request, which has reserved the staging; only a memory limit asks for it.
     """
     compact = target._bytes().view(traffic.unit)[: geometry.size]
-    position_of = dict(zip(ordinals.tolist(), positions.tolist(), strict=True))
+    order = np.argsort(ordinals)
+    ascending, in_order = ordinals[order], positions[order]
 
-    def landing(wave: Ordinals) -> tuple[Carrier, list[int]]:
-        return target, [geometry.start(position_of[ordinal]) for ordinal in wave.tolist()]
+    def positions_of(wave: Ordinals) -> Ordinals:
+        return in_order[np.searchsorted(ascending, wave)]
+
+    def landing(wave: Ordinals) -> tuple[Carrier, Ordinals]:
+        return target, geometry.starts(positions_of(wave))
 
     async def consume(wave: Ordinals, rows: list[Flat]) -> None:
-        at = [position_of[ordinal] for ordinal in wave.tolist()]
+        at = positions_of(wave).tolist()
         nbytes = len(wave) * traffic.tile_bytes
         if nbytes > INLINE_BYTES:
-            await run_jobs(geometry.jobs(rows, at, compact, _piece_bytes(nbytes)))
+            await run_jobs(geometry.jobs(rows, at, compact, share_bytes(nbytes)))
         else:
             geometry.copy_in(rows, at, compact)
 
     await traffic.stream(ordinals, consume, landing if geometry.contiguous else None, entry=entry)
-
-
-def _piece_bytes(nbytes: int) -> int:
-    """How much of a copy of that size a worker takes at once: its share of it, within bounds."""
-    return min(max(-(-nbytes // worker_count()), _SMALLEST_PIECE), _LARGEST_PIECE)

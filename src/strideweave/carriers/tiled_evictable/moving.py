@@ -127,7 +127,7 @@ async def _send(source: TiledEvictable, move: TileMove, span: Span, destination:
         with _staged(traffic, min(per_wave, len(stored))) as staging:
             for wave in _waves(stored, per_wave):
                 starts = range(0, len(wave) * size, size)
-                await traffic._read(wave, staging, list(starts))
+                await traffic._read(wave, staging, np.array(starts, np.int64))
                 there = [(staging, start) for start in starts]
                 await run_transfers(operation, span.outward(wave, there, destination))
     if implicit.any():
@@ -208,7 +208,7 @@ class _Arrival:
         if traffic.table.is_resident(at)[0]:
             await traffic.copy([(row, traffic.rows(at)[0])])
         elif traffic.table.is_valid(at)[0] and not traffic.table.is_implicit(at)[0]:
-            await traffic._read(at, staging, [start])
+            await traffic._read(at, staging, np.array([start], np.int64))
         else:
             await _clear(traffic, [row])
 

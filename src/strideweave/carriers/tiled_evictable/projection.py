@@ -69,8 +69,10 @@ def start_projection(
         )
     required = selection.bind(traffic.grid)
     geometry = carrier._geometry(placement, selection)
+    token: object | None = None
     if destination is not None:
         _check_destination(carrier, destination, geometry.size)
+        token = object()
     policy = carrier.residency_policy
     if policy is None:
         plan = RequestPlan(required)
@@ -79,7 +81,7 @@ def start_projection(
         traffic.check_data("project", required)
         plan = plan_request(policy, traffic.grid, required, selection.tile_set, "projection")
     source = _Source(tensor, selection) if tensor.requires_grad and is_grad_enabled() else None
-    work = _Projection(carrier, plan, geometry, destination, object(), source)
+    work = _Projection(carrier, traffic, plan, geometry, destination, token, source)
     return _start(work)
 
 
@@ -102,14 +104,14 @@ def start_backward_projection(
     if policy is not None:
         traffic.check_data("backward", required)
         plan = plan_request(policy, traffic.grid, required, selection.tile_set, "backward")
-    work = _Projection(carrier, plan, geometry, None, object(), None, "backward", keeps=policy is None)
+    work = _Projection(carrier, traffic, plan, geometry, None, None, None, "backward", keeps=policy is None)
     return _start(work)
 
 
 def _start(work: _Projection) -> AwaitProjection:
     """Refuse what the memory limit could never hold; else admit the request and start its task."""
     work.staging = work.traffic.check_plan(work.kind, work.plan, in_place=work.geometry.contiguous)
-    return work.carrier._start_work(AwaitProjection(), work.enter, work.run, then=work.let_go)
+    return work.carrier._scope.start(AwaitProjection(), work.run, enter=work.enter, cleanup=work.leave)
 
 
 def _check_destination(carrier: TiledEvictable, destination: Carrier, size: int) -> None:
@@ -160,52 +162,55 @@ class _Projection:
     """One projection, from its admission through the runtime's loop; it keeps its carrier alive."""
 
     carrier: TiledEvictable
+    traffic: TileTraffic
     plan: RequestPlan
     geometry: CompactGeometry
     destination: Carrier | None
-    token: object
+    token: object | None  # owns the destination
     source: _Source | None  # None: no node
     kind: str = "project"
     keeps: bool = False  # leaves residency as it finds it
     staging: int = 0  # bytes to reserve for tiles that stream
+    entry: LedgerEntry | None = None  # once it is admitted
 
-    @property
-    def traffic(self) -> TileTraffic:
-        return self.carrier._traffic
-
-    def enter(self) -> LedgerEntry:
+    def enter(self) -> None:
         """Take the destination and the tiles, or raise and take nothing; under the lock."""
-        if self.destination is not None:
-            _check_destination(
-                self.carrier, self.destination, self.geometry.size
-            )  # again: it may be in use now
-            self.destination._claim(self.token)
-        entry: LedgerEntry | None = None
+        destination = self.destination
+        if destination is not None:
+            _check_destination(self.carrier, destination, self.geometry.size)  # again: it may be in use now
+            destination._claim(self.token)
         try:
-            entry = self.traffic.enter_data(self.kind, self.plan)
-            if self.source is not None:
-                self.source.version = self.carrier.version
+            self.entry = self.traffic.enter_data(self.kind, self.plan)
         finally:
-            if entry is None:
-                self.let_go()
-        return entry
+            if self.entry is None and destination is not None:
+                destination._relinquish(self.token)
+        if self.source is not None:
+            self.source.version = self.carrier.version
 
-    def let_go(self) -> None:
-        """Give the destination back."""
+    def leave(self) -> None:
+        """Let go of the tiles and of the destination, whatever became of the request; never blocks."""
+        if self.entry is not None:
+            self.traffic.leave(self.entry)
         if self.destination is not None:
             self.destination._relinquish(self.token)
 
     def _gather_few(self) -> Tensor | None:
         """Gather a few resident tiles that stay where they are, at once; None where there is more to do."""
-        plan, traffic = self.plan, self.traffic
-        if len(plan.required) * traffic.tile_bytes > INLINE_BYTES or not traffic.has_all(plan):
+        plan, traffic, required = self.plan, self.traffic, self.plan.required
+        if len(required) * traffic.tile_bytes > INLINE_BYTES or not traffic.has_all(plan):
             return None
         target = self._allocate() if self.destination is None else self._open_destination()
-        copy_inline(traffic, self.geometry, plan.required, np.arange(len(plan.required)), self._flat(target))
+        if len(required) == 1:  # the smallest request pays for nothing that only several tiles need
+            self.geometry.copy_in(traffic.rows(required), (0,), self._flat(target))
+        else:
+            copy_inline(traffic, self.geometry, required, np.arange(len(required)), self._flat(target))
         return self._publish(target)
 
-    async def run(self, entry: LedgerEntry) -> Tensor:
+    async def run(self) -> Tensor:
         """Bring the tiles, gather them, publish the compact Tensor, then let go of the tiles."""
+        entry = self.entry
+        if entry is None:
+            raise RuntimeError("this projection runs without having been admitted; this is a defect")
         few = self._gather_few()
         if few is not None:
             return few
@@ -225,7 +230,7 @@ class _Projection:
         if self.destination is not None:
             self.destination._advance_version(self.token)
         source = self.source
-        compact = Tensor(gathered, 0, self.geometry.layout, requires_grad=source is not None)
+        compact = Tensor._of(gathered, 0, self.geometry.layout, source is not None)
         return compact if source is None else attach(compact, source.node())
 
     async def _gather(self, entry: LedgerEntry) -> Carrier:
@@ -239,10 +244,9 @@ class _Projection:
         await copy_resident(traffic, geometry, resident, at_hand, compact)
         if len(streamed):
             await copy_streamed(traffic, geometry, required[streamed], streamed, target, entry=entry)
-            if self.destination is not None:
-                target = self._open_destination()
-                await traffic.copy([(self._flat(target), compact)])
-        return target
+            if self.destination is not None and not self.destination._take_over(target):
+                await traffic.copy([(self._flat(self._open_destination()), compact)])
+        return target if self.destination is None else self.destination
 
     def _positions(self) -> tuple[Ordinals, Ordinals]:
         """The positions of the tiles to copy from the primary tier, and of those to stream past it."""

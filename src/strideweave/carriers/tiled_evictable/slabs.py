@@ -60,7 +60,7 @@ class SlabStore:
     warmest first, because a page that was touched before costs no page fault. Free places above
     ``recycle_bytes`` turn cold: their pages go back to the system, those that tiles share once no tile or warm
     place lies on them any more, and a slab without tiles is released: to the process's pool of recycled memory, which
-    keeps it for a few seconds, unless it is ``exact``.
+    keeps it for ten seconds, unless it is ``exact``.
 
     Args:
         prototype: an empty carrier of the primary tier's kind, which allocates the slabs.

@@ -117,8 +117,8 @@ def read_slots(carrier: TiledEvictable, start: int, slots: int) -> npt.NDArray[A
     plan = RequestPlan(tiles, passing=tiles)
     staging = traffic.check_plan("a read", plan, in_place=whole)
 
-    def landing(wave: Ordinals) -> tuple[Carrier, list[int]]:
-        return target, [ordinal * size - start for ordinal in wave.tolist()]
+    def landing(wave: Ordinals) -> tuple[Carrier, Ordinals]:
+        return target, wave * size - start
 
     async def consume(wave: Ordinals, rows: list[npt.NDArray[np.unsignedinteger]]) -> None:
         pairs = []

@@ -12,6 +12,7 @@ import numpy as np
 from strideweave.carriers.tiled_evictable.passages import Passage, Staging, joined
 from strideweave.carriers.tiled_evictable.store import Places, tile_rows
 from strideweave.carriers.tiled_evictable.transfers import Transfers
+from strideweave.tiles.coordinates import NO_ORDINALS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     Ordinals = npt.NDArray[np.int64]
     TileRow = npt.NDArray[np.unsignedinteger]
     Consumer = Callable[[Ordinals, list[TileRow]], Awaitable[None]]
-    Landing = Callable[[Ordinals], tuple[Carrier, list[int]]]
+    Landing = Callable[[Ordinals], tuple[Carrier, Ordinals]]
 
 __all__ = ["STAGING_BYTES", "Streaming"]
 
@@ -120,8 +121,9 @@ class Streaming(Transfers):
                 passages, mine = self._sort_out(ordinals)
                 if len(mine) and landing is not None:
                     landed = await self._read_in_place(np.sort(mine), landing)
-                    missed.update(landed)
-                    ordinals = ordinals[~np.isin(ordinals, landed)]
+                    missed.update(landed.tolist())
+                    everything = len(landed) == len(ordinals)
+                    ordinals = ordinals[:0] if everything else ordinals[~np.isin(ordinals, landed)]
                 elif len(mine):
                     await self._read_waves(entry, np.sort(mine), missed, hand_over)
                 else:
@@ -133,26 +135,29 @@ class Streaming(Transfers):
                             await hand_over(np.array(ready, np.int64), rows)
         self.count(hits=at_hand, misses=len(missed), streamed=len(missed), shared=missing - len(missed))
 
-    async def _read_in_place(self, ordinals: Ordinals, landing: Landing) -> list[int]:
+    async def _read_in_place(self, ordinals: Ordinals, landing: Landing) -> Ordinals:
         """Read missing tiles to where they are wanted; gives those that no other request has claimed."""
-        landed: list[int] = []
+        landed: list[Ordinals] = []
         lent: list[Passage] = []
         for batch in self._batches(ordinals):
             wave = self._unclaimed(batch)
             if not len(wave):
                 continue
             with self._passage(wave) as passage:
-                rows = await self._read(wave, *landing(wave))
-                # Whose place this is may write to it before the others have read.
-                if passage.readers and self.budget is None:
-                    rows = await self._copies(passage, rows)
-                elif passage.readers:  # no room for copies: so it is not given back before they have
-                    lent.append(passage)
-                passage.staged = dict(zip(wave.tolist(), rows, strict=True))
-            landed += wave.tolist()
+                carrier, starts = landing(wave)
+                await self._read(wave, carrier, starts)
+                if passage.readers:
+                    rows = self._rows_at(carrier, starts)
+                    # Whose place this is may write to it before the others have read.
+                    if self.budget is None:
+                        rows = await self._copies(passage, rows)
+                    else:  # no room for copies: so it is not given back before they have
+                        lent.append(passage)
+                    passage.staged = dict(zip(wave.tolist(), rows, strict=True))
+            landed.append(wave)
         for passage in lent:
             await passage.empty()
-        return landed
+        return np.concatenate(landed) if landed else NO_ORDINALS
 
     async def _copies(self, passage: Passage, rows: list[TileRow]) -> list[TileRow]:
         """Copy rows that others have joined in for, and leave the copies to them."""
@@ -180,9 +185,9 @@ class Streaming(Transfers):
                 if staging is None:
                     staging = self._stage(per_wave, grant)
                 with self._passage(wave, staging) as passage:
-                    size = self.grid.tile_size
-                    starts = [index * size for index in range(len(wave))]
-                    rows = await self._read(wave, staging.carrier, starts)
+                    starts = np.arange(len(wave)) * self.grid.tile_size
+                    await self._read(wave, staging.carrier, starts)
+                    rows = self._rows_at(staging.carrier, starts)
                     passage.staged = dict(zip(wave.tolist(), rows, strict=True))
                 missed.update(wave.tolist())
                 await hand_over(wave, rows)
@@ -244,14 +249,18 @@ class Streaming(Transfers):
 
     def _unclaimed(self, ordinals: Ordinals) -> Ordinals:
         """Those tiles that no other request has made primary, or put on their way, since they were sorted out."""
-        missing = ordinals[~self.table.is_resident(ordinals)].tolist()
-        return np.array([ordinal for ordinal in missing if ordinal not in self._passages], np.int64)
+        missing = ordinals[~self.table.is_resident(ordinals)]
+        if not self._passages:
+            return missing
+        return np.array([ordinal for ordinal in missing.tolist() if ordinal not in self._passages], np.int64)
 
-    async def _read(self, wave: Ordinals, carrier: Carrier, starts: list[int]) -> list[TileRow]:
-        """Read tiles from the secondary tier to these slots of a carrier; gives them as rows there."""
+    async def _read(self, wave: Ordinals, carrier: Carrier, starts: Ordinals) -> None:
+        """Read tiles from the secondary tier to these slots of a carrier."""
         with self.lock:
-            there = [Places(None, carrier, np.array(starts, np.int64))]
-            transfers = self._transfers(self.secondary.place_arrays(wave), there)
+            transfers = self._transfers(self.secondary.place_arrays(wave), [Places(None, carrier, starts)])
         await self._transfer(transfers, inbound=True)
+
+    def _rows_at(self, carrier: Carrier, starts: Ordinals) -> list[TileRow]:
+        """The tiles at these slots of a carrier, each as a row."""
         flat, size = carrier._bytes().view(self.unit), self.grid.tile_size
-        return [flat[start : start + size] for start in starts]
+        return [flat[start : start + size] for start in starts.tolist()]

@@ -122,11 +122,10 @@ class TileTraffic(Streaming, Eviction):
         """Tell whether a request finds every tile resident and leaves all as it is; counts the hits then."""
         if len(plan.passing) or len(plan.extra) or len(plan.early) or self.counters.put_off:
             return False
-        hits = len(plan.required)
-        if np.count_nonzero(self.table.is_resident(plan.required)) < hits:
+        if not self.table.are_resident(plan.required):
             return False
         with self.lock:
-            self.counters.hits += hits
+            self.counters.hits += len(plan.required)
             self.touch(plan.required)
         return True
 

@@ -19,7 +19,8 @@ from strideweave.carriers.move.planning import TransferBatch, TransferBlock
 from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.admission import Admission
 from strideweave.carriers.tiled_evictable.passages import Passage, Staging
-from strideweave.runtime.workers import INLINE_BYTES, run_jobs
+from strideweave.runtime.workers import INLINE_BYTES, run_jobs, share_bytes
+from strideweave.tiles.compact import parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,8 +59,16 @@ class Transfers(Admission):
 
     async def copy(self, pairs: Sequence[tuple[TileRow, TileRow]]) -> None:
         """Copy rows, ``(to, from)``: at once when they are small together, else in worker threads."""
-        if sum(to.nbytes for to, _ in pairs) > INLINE_BYTES:
-            await run_jobs([partial(np.copyto, to, from_) for to, from_ in pairs])
+        nbytes = sum([to.nbytes for to, _ in pairs])
+        if nbytes > INLINE_BYTES:
+            piece = share_bytes(nbytes)
+            await run_jobs(
+                [
+                    partial(np.copyto, to[part], from_[part])
+                    for to, from_ in pairs
+                    for part in parts(len(to), max(1, -(-to.nbytes // piece)))
+                ]
+            )
             return
         for to, from_ in pairs:
             np.copyto(to, from_)
