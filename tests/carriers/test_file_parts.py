@@ -230,3 +230,34 @@ def test_a_changed_file_names_tensor_and_tile(tmp_path):
         assert (error.offset, error.wanted, error.found) == (5, "202 bytes", "50 bytes")
     assert carrier._read_slots(0, 48).tolist() == list(range(48))  # the other file is as it was
     carrier.release()
+
+
+@pytest.mark.parametrize(
+    ("tile", "columns", "start", "count", "nbytes", "pieces"),
+    [
+        ((16, 8), 32, 0, 128, 16 * 8 * 4, 16),  # one tile of four beside each other: piece by piece
+        ((16, 8), 32, 0, 64 * 32, 64 * 32 * 4, 64 * 4),  # all tiles: one range of the file
+        ((16, 16), 32, 0, 256, (15 * 32 + 16) * 4, 16),  # half of each row: the rows, but for the last half
+        ((16, 16), 48, 0, 256, 16 * 16 * 4, 16),  # a third of each row
+        ((64, 24), 48, 24, 64, 64 * 4, 3),  # fewer pieces than are worth it
+    ],
+)
+def test_small_pieces_that_lie_close_together_are_read_as_one(
+    tmp_path, tile, columns, start, count, nbytes, pieces
+):
+    array = np.arange(64 * columns, dtype=np.int32).reshape(64, columns)
+    carrier = stored(tmp_path, array, tile, array.shape, gap=3)
+    found = carrier._read_slots(start, count)
+    assert np.array_equal(found, tile_major(array, tile)[start : start + count])
+    read = carrier.statistics()
+    assert (read.bytes_read, read.pieces_read) == (nbytes, pieces)
+    assert read.bytes_read < 2 * found.nbytes
+    carrier.release()
+
+
+def test_small_pieces_of_several_files_and_batches(tmp_path):
+    array = np.random.default_rng(0).integers(0, 99, (4 * MOST_RUNS // 16, 64), np.int32)
+    carrier = stored(tmp_path, array, (32, 4), (128, 64))
+    assert np.array_equal(carrier._read_slots(0, carrier.size()), tile_major(array, (32, 4)))
+    assert carrier.statistics().files > 3
+    carrier.release()

@@ -100,7 +100,13 @@ class Files:
 
     def opened(self):
         """The files below the folder that this process has open."""
-        gc.collect()
+        found = self._open_now()
+        if found:
+            gc.collect()  # an error's traceback may still hold one
+            found = self._open_now()
+        return found
+
+    def _open_now(self):
         links = list(Path("/proc/self/fd").iterdir())
         paths = [link.readlink() for link in links if link.is_symlink()]  # that of the listing is gone
         return sorted(str(path) for path in paths if path.is_relative_to(self.folder))

@@ -12,13 +12,15 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from strideweave.errors import FileChangedError
+from strideweave.io.buffers import aligned_array
 from strideweave.io.engine import ShortFileError, default_engine
 from strideweave.io.file_pool import ChangedFile, FilePool, KnownFile, still_known
 from strideweave.io.positioned import SpanBatch, SpanBlock
 from strideweave.runtime.event_loop import current_runtime
-from strideweave.runtime.workers import run_jobs
+from strideweave.runtime.workers import INLINE_BYTES, run_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,8 +35,17 @@ if TYPE_CHECKING:
 
 __all__ = ["PartTable", "SlotRuns", "changed", "read_parts", "slot_runs"]
 
-MOST_RUNS = 16_384
-"""Runs of one batch, at most: preparing them takes about 2 ms."""
+MOST_RUNS = 4096
+"""Runs that are looked for at once, at most: it takes about a fifth of a millisecond."""
+
+MOST_SPANS = 1024
+"""Spans that the engine is given at once, at most: one of them makes an object of each, in a microsecond."""
+
+SMALL_PIECE = 1024
+"""Bytes: pieces shorter than this that lie close together are read as one range, into memory beside, and copied."""
+
+FEWEST_PIECES = 4
+"""Such pieces to a range, at least, on average: for fewer the copy is not worth it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,8 +174,7 @@ async def read_parts(
             if absent:
                 found = await _fill_absent(table, found, absent, memory)
             for group in _groups(found, pool.capacity):
-                await _read_group(table, pool, found, group, memory)
-            nbytes += len(found.slots) * found.nbytes
+                nbytes += await _read_group(table, pool, found, group, memory)
             pieces += len(found.slots)
     return nbytes, pieces
 
@@ -204,23 +214,33 @@ def _groups(pieces: _Pieces, most_files: int) -> Iterator[_Group]:
 
 async def _read_group(
     table: PartTable, pool: FilePool, pieces: _Pieces, group: _Group, memory: NDArray[np.uint8]
-) -> None:
-    """Read the pieces in some files, and see that these are what they were all the while."""
+) -> int:
+    """Read the pieces in some files, and see that these are what they were all the while; gives the bytes read."""
     known = {table.files[number]: part for number, part in group}
+    nbytes = 0
     try:
         async with pool.hold(list(known)) as files:
-            batch = SpanBatch(
-                [
-                    SpanBlock(files[file], pieces.offsets[part], memory, pieces.places[part], pieces.nbytes)
-                    for file, part in known.items()
-                ]
-            )
+            blocks: list[SpanBlock] = []
+            covers: list[tuple[_Cover, NDArray[np.uint8], slice]] = []
+            for file, part in known.items():
+                cover = _cover(pieces.offsets[part], pieces.nbytes)
+                if cover is None:
+                    offsets, places = pieces.offsets[part], pieces.places[part]
+                    blocks.append(SpanBlock(files[file], offsets, memory, places, pieces.nbytes))
+                else:
+                    staging = aligned_array(cover.nbytes)
+                    covers.append((cover, staging, part))
+                    blocks += cover.blocks(files[file], staging)
             try:
-                await default_engine().read(batch)
+                for batch in _batches(blocks):
+                    await default_engine().read(batch)
+                    nbytes += batch.total
             except ShortFileError as error:
                 _check_all(files)  # which knows better what has happened
                 raise _short(table, pieces, known, error) from error
             _check_all(files)
+        for cover, staging, part in covers:
+            await cover.spread(staging, memory, pieces.places[part])
     except ChangedFile as change:
         part = known[change.file]
         slot, offset = int(pieces.slots[part.start]), int(pieces.offsets[part.start])
@@ -228,6 +248,92 @@ async def _read_group(
     except OSError as error:
         error.add_note(f"while reading tensor {table.name!r}")
         raise
+    return nbytes
+
+
+def _batches(blocks: Sequence[SpanBlock]) -> Iterator[SpanBatch]:
+    """Cut blocks into batches of a bounded number of spans."""
+    batch: list[SpanBlock] = []
+    room = MOST_SPANS
+    for file, offsets, memory, starts, nbytes in [
+        (block.file, block.offsets, block.memory, block.starts, block.nbytes) for block in blocks
+    ]:
+        first = 0
+        while first < len(offsets):
+            part = slice(first, first + room)
+            batch.append(SpanBlock(file, offsets[part], memory, starts[part], nbytes))
+            first += room
+            room = MOST_SPANS - sum([len(block.offsets) for block in batch])
+            if not room:
+                yield SpanBatch(batch)
+                batch, room = [], MOST_SPANS
+    if batch:
+        yield SpanBatch(batch)
+
+
+class _Cover(NamedTuple):
+    """Ranges of a file that small pieces lie in close together, read instead of the pieces.
+
+    Attributes:
+        starts: first byte of each range.
+        lengths: bytes of each.
+        sources: for each piece its first byte in the ranges, one after the other.
+        piece: bytes of every piece.
+    """
+
+    starts: Integers
+    lengths: Integers
+    sources: Integers
+    piece: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all ranges."""
+        return int(self.lengths.sum())
+
+    def blocks(self, file: OpenFile, staging: NDArray[np.uint8]) -> list[SpanBlock]:
+        """What reads the ranges one after the other into memory."""
+        places = np.cumsum(self.lengths) - self.lengths
+        found = []
+        for length in np.unique(self.lengths).tolist():
+            which = np.flatnonzero(self.lengths == length)
+            found.append(SpanBlock(file, self.starts[which], staging, places[which], length))
+        return found
+
+    async def spread(self, staging: NDArray[np.uint8], memory: NDArray[np.uint8], places: Integers) -> None:
+        """Copy the pieces out of what was read to their places."""
+        work = partial(self._spread, staging, memory, places)
+        if len(places) * self.piece <= INLINE_BYTES:
+            work()
+        else:
+            await run_jobs([work])
+
+    def _spread(self, staging: NDArray[np.uint8], memory: NDArray[np.uint8], places: Integers) -> None:
+        # Every run of so many bytes, as a row: fancy indexing then copies rows.
+        from_, to = (
+            sliding_window_view(staging, self.piece),
+            sliding_window_view(memory, self.piece, writeable=True),
+        )
+        to[places] = from_[self.sources]
+
+
+def _cover(offsets: Integers, nbytes: int) -> _Cover | None:
+    """The ranges that sorted pieces of one length lie in, where reading these is worth a copy; else None.
+
+    A range goes on where the next piece is no further away than a piece is long, so less than twice the bytes of the
+    pieces are read.
+    """
+    if nbytes >= SMALL_PIECE or len(offsets) < FEWEST_PIECES:
+        return None
+    begins = np.flatnonzero(np.append(True, np.diff(offsets) > 2 * nbytes))
+    if len(begins) * FEWEST_PIECES > len(offsets):
+        return None
+    ends = np.append(begins[1:], len(offsets)) - 1
+    starts = offsets[begins]
+    lengths = offsets[ends] + nbytes - starts
+    before = np.cumsum(lengths) - lengths
+    counts = ends - begins + 1
+    return _Cover(starts, lengths, offsets - np.repeat(starts - before, counts), nbytes)
 
 
 def _check_all(files: Mapping[KnownFile, OpenFile]) -> None:

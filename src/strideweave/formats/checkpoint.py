@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -190,7 +189,7 @@ def _matches(checkpoint: Checkpoint, pattern: str) -> tuple[tuple[int, ...], Seq
         )
     extents = tuple([max(column) + 1 for column in zip(*found, strict=True)])
     if prod(extents) != len(found):
-        gap = next(index for index in itertools.product(*map(range, extents)) if index not in found)
+        gap = _first_missing(extents, found)
         name = "".join([piece + str(label) for piece, label in zip(pieces, [*gap, ""], strict=True)])
         raise FormatError(
             f"a part is missing; the others reach up to {tuple(extent - 1 for extent in extents)}",
@@ -199,7 +198,21 @@ def _matches(checkpoint: Checkpoint, pattern: str) -> tuple[tuple[int, ...], Seq
             wanted=f"{prod(extents)} parts",
             found=f"{len(found)} parts",
         )
-    return extents, [found[index] for index in itertools.product(*map(range, extents))]
+    return extents, [found[index] for index in sorted(found)]
+
+
+def _first_missing(extents: tuple[int, ...], present: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """The first index of an array that is not among distinct ones; names may lie about how many there are."""
+    wanted = [0] * len(extents)
+    for index in sorted(present):
+        if index != tuple(wanted):
+            break
+        for axis in reversed(range(len(extents))):  # count on
+            wanted[axis] += 1
+            if wanted[axis] < extents[axis]:
+                break
+            wanted[axis] = 0
+    return tuple(wanted)
 
 
 def _find(checkpoint: Checkpoint, tensors: Sequence[str]) -> list[_Found]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -155,8 +156,8 @@ class FilePool:
     def __init__(self) -> None:
         self._open: dict[KnownFile, OpenFile] = {}  # those used last come last
         self._pins: dict[KnownFile, int] = {}  # batches under way that read from each
-        self._turn = anyio.Lock()  # whoever waits for room is served before those who come later
-        self._freed: anyio.Event | None = None
+        # Whoever waits for room is served before those who come later.
+        self._waiting: deque[tuple[Sequence[KnownFile], anyio.Event]] = deque()
         self._opened = 0
 
     @property
@@ -176,21 +177,12 @@ class FilePool:
             ChangedFile: one of them is another file by now.
             OSError: the system refused to open one.
         """
-        async with self._turn:
-            while self._pins and len(self._pins.keys() | set(files)) > self.capacity:
-                self._freed = anyio.Event()
-                await self._freed.wait()
-            for file in files:
-                self._pins[file] = self._pins.get(file, 0) + 1
+        if self._waiting or not self._pin(files):
+            await self._wait(files)
         try:
             yield await self._have_open(files)
         finally:
-            for file in files:
-                self._pins[file] -= 1
-                if not self._pins[file]:
-                    del self._pins[file]
-            if self._freed is not None:
-                self._freed.set()
+            self._unpin(files)
 
     def forget(self, files: Iterable[KnownFile]) -> None:
         """Close files, at the latest when the batches under way have ended. Any thread, also from a finalizer."""
@@ -204,6 +196,36 @@ class FilePool:
     def statistics(self) -> FilePoolStatistics:
         """A frozen record of what is open."""
         return FilePoolStatistics(len(self._open), len(self._pins), self.capacity, self._opened)
+
+    def _pin(self, files: Sequence[KnownFile]) -> bool:
+        """Note that a batch reads from files, if there is room for them beside those of others."""
+        if self._pins and len(self._pins.keys() | set(files)) > self.capacity:
+            return False
+        for file in files:
+            self._pins[file] = self._pins.get(file, 0) + 1
+        return True
+
+    def _unpin(self, files: Sequence[KnownFile]) -> None:
+        """A batch has done with files: let those go on who have waited for it."""
+        for file in files:
+            self._pins[file] -= 1
+            if not self._pins[file]:
+                del self._pins[file]
+        while self._waiting and self._pin(self._waiting[0][0]):
+            self._waiting.popleft()[1].set()
+
+    async def _wait(self, files: Sequence[KnownFile]) -> None:
+        """Wait until the files were pinned."""
+        turn = files, anyio.Event()
+        self._waiting.append(turn)
+        try:
+            await turn[1].wait()
+        except BaseException:  # cancelled, at the end of the interpreter
+            if turn[1].is_set():
+                self._unpin(files)
+            else:
+                self._waiting.remove(turn)
+            raise
 
     async def _have_open(self, files: Sequence[KnownFile]) -> dict[KnownFile, OpenFile]:
         held: dict[KnownFile, OpenFile] = {}

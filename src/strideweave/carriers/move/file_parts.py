@@ -37,14 +37,15 @@ class FilePartsToMemory(MoveOperation):
 
     async def transfer(self, transfers: Sequence[Transfer]) -> None:
         """Copy all spans; see :meth:`MoveOperation.transfer`."""
-        spilled = [one for one in _blocks(transfers) if not _in_place(one)]
+        spilled: list[TransferBlock] = []
         for block in _blocks(transfers):
-            if _in_place(block):
-                width = block.destination.dtype().itemsize
+            source = block.source
+            if isinstance(source, FileParts) and source._in_place:
                 memory = writable_bytes(block.destination)
-                source: FileParts = block.source  # type: ignore[assignment]
-                places = block.destination_starts * width
+                places = block.destination_starts * source.dtype().itemsize
                 await source._read_into(block.source_starts, block.slots, memory, places)
+            else:
+                spilled.append(block)
         if spilled:
             await FileToMemory().transfer(TransferBatch(spilled))
 
@@ -91,5 +92,5 @@ def _blocks(transfers: Sequence[Transfer]) -> Sequence[TransferBlock]:
     ]
 
 
-def _in_place(run: Transfer | TransferBlock) -> bool:
+def _in_place(run: Transfer) -> bool:
     return isinstance(run.source, FileParts) and run.source._in_place
