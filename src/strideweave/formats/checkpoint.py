@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -34,10 +35,12 @@ class Checkpoint(NamedTuple):
     Attributes:
         path: what was opened: a file, an index or a directory.
         shards: the path of the file for each tensor.
+        headers: what was read to find out, by the path of the file; an index tells without.
     """
 
     path: str
     shards: Mapping[str, str]
+    headers: Mapping[str, SafetensorsHeader] = MappingProxyType({})
 
 
 class _Found(NamedTuple):
@@ -61,7 +64,8 @@ def open_checkpoint(path: str) -> Checkpoint:
         return _open_directory(place)
     if path.endswith(".json"):
         return _open_index(path)
-    return Checkpoint(path, dict.fromkeys(read_safetensors_header(path).entries, path))
+    header = read_safetensors_header(path)
+    return Checkpoint(path, dict.fromkeys(header.entries, path), {path: header})
 
 
 def find_array(checkpoint: Checkpoint, tensor: str | None) -> StoredArray:
@@ -153,9 +157,11 @@ def _open_directory(folder: Path) -> Checkpoint:
             found=indices or [*present[:_FEW]],
         )
     shards: dict[str, str] = {}
+    headers: dict[str, SafetensorsHeader] = {}
     for file in files:
         path = str(folder / file)
-        for name in read_safetensors_header(path).entries:
+        headers[path] = read_safetensors_header(path)
+        for name in headers[path].entries:
             if name in shards:
                 raise FormatError(
                     f"the tensor is in {shards[name]!r} too; name the file",
@@ -165,7 +171,7 @@ def _open_directory(folder: Path) -> Checkpoint:
                     found="two",
                 )
             shards[name] = path
-    return Checkpoint(str(folder), shards)
+    return Checkpoint(str(folder), shards, headers)
 
 
 def _matches(checkpoint: Checkpoint, pattern: str) -> tuple[tuple[int, ...], Sequence[str]]:
@@ -217,7 +223,7 @@ def _first_missing(extents: tuple[int, ...], present: Iterable[tuple[int, ...]])
 
 def _find(checkpoint: Checkpoint, tensors: Sequence[str]) -> list[_Found]:
     """Look tensors up in the headers of their files, each of which is read once."""
-    headers: dict[str, SafetensorsHeader] = {}
+    headers = dict(checkpoint.headers)
     found: list[_Found] = []
     for name in tensors:
         path = checkpoint.shards.get(name)
