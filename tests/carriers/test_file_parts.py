@@ -261,3 +261,15 @@ def test_small_pieces_of_several_files_and_batches(tmp_path):
     assert np.array_equal(carrier._read_slots(0, carrier.size()), tile_major(array, (32, 4)))
     assert carrier.statistics().files > 3
     carrier.release()
+
+
+def test_a_durable_flush_of_what_lies_above_files(tmp_path):
+    array = np.arange(96, dtype=np.float32).reshape(8, 12)
+    tiled = TiledEvictable(CPU(0), stored(tmp_path, array, (4, 6), (2, 12)), (2, 2), (4, 6))
+    assert tiled.flush(durable=True) is None  # nothing is dirty: of read-only files nothing has to be made durable
+    tiled[0] = -1
+    tiled.flush(durable=True)
+    assert tiled.dirty_tiles == TileSet([])
+    tiled.evict(tiled.select({}))
+    assert (tiled[0], tiled[1]) == (-1, 1)
+    tiled.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, final
 
@@ -22,6 +23,7 @@ from strideweave.runtime.event_loop import process
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
     from typing import Self
 
     from numpy.typing import NDArray
@@ -189,6 +191,13 @@ class FileParts(FileCarrier):
         if self._spill is None:
             raise ImmutableError("files that are read in place cannot be written to; copy the tensor first")
         return self._spill._file()
+
+    async def _persist(self) -> None:
+        if self._spill is not None:  # files in place have nothing that was written by us
+            await super()._persist()
+
+    def _writing_durably(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._spill is None else super()._writing_durably()
 
     def _can_allocate(self) -> bool:
         return self._spill is not None and self._size == 0 and not self._released
