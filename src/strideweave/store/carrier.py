@@ -12,7 +12,7 @@ from strideweave.carriers.base import Carrier, CarrierStatistics
 from strideweave.carriers.file_backed import FileBacked
 from strideweave.io.buffers import aligned_array
 from strideweave.runtime.await_result import AwaitResult
-from strideweave.store.tile_files import TileFiles, TileFilesStatistics
+from strideweave.store.tile_files import TileFiles, TileFilesStatistics, TilePlaces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -92,33 +92,25 @@ class StoreBacked(Carrier):
 
     # Spans of slots, in the runtime's loop
 
-    async def _read_tiles(
-        self, starts: NDArray[np.int64], memory: NDArray[np.uint8], places: NDArray[np.int64]
-    ) -> None:
-        """Read whole tiles that begin at some slots to some bytes of memory."""
-        await self._files.read(starts // self._tile_size, memory, places)
+    def _places(
+        self, starts: NDArray[np.int64], memory: NDArray[np.uint8], at: NDArray[np.int64]
+    ) -> TilePlaces:
+        """Whole tiles that begin at some slots, and their first bytes in memory."""
+        return TilePlaces(starts // self._tile_size, memory, at)
 
-    async def _write_tiles(
-        self, starts: NDArray[np.int64], memory: NDArray[np.uint8], places: NDArray[np.int64]
-    ) -> None:
-        """Write whole tiles that begin at some slots, from some bytes of memory; one slot may come twice."""
-        ordinals = starts // self._tile_size
-        if len(np.unique(ordinals)) == len(ordinals):
-            await self._files.write(ordinals, memory, places)
-            return
-        for place in range(len(ordinals)):  # the last one counts
-            one = slice(place, place + 1)
-            await self._files.write(ordinals[one], memory, places[one])
+    def _run(self, ordinal: int, memory: NDArray[np.uint8]) -> list[TilePlaces]:
+        """Neighbours from one tile on, as many as fill some memory."""
+        tiles = np.arange(len(memory) // self._tile_bytes)
+        return [TilePlaces(ordinal + tiles, memory, tiles * self._tile_bytes)]
 
     async def _read_span(self, start: int, memory: NDArray[np.uint8]) -> None:
         """Read the slots from ``start`` on that fill some bytes of memory."""
         for ordinal, first, last, part in self._pieces(start, memory):
             if last - first == self._tile_size:
-                ordinals = np.arange(ordinal, ordinal + len(part) // self._tile_bytes)
-                await self._files.read(ordinals, part, (ordinals - ordinal) * self._tile_bytes)
+                await self._files.read(self._run(ordinal, part))
                 continue
             tile = aligned_array(self._tile_bytes)
-            await self._files.read(np.array([ordinal]), tile, np.zeros(1, np.int64))
+            await self._files.read(self._run(ordinal, tile))
             part[...] = tile[first * self._dtype.itemsize : last * self._dtype.itemsize]
 
     async def _write_span(self, start: int, memory: NDArray[np.uint8]) -> None:
@@ -126,16 +118,15 @@ class StoreBacked(Carrier):
         self._files.require_writable()
         for ordinal, first, last, part in self._pieces(start, memory):
             if last - first == self._tile_size:
-                ordinals = np.arange(ordinal, ordinal + len(part) // self._tile_bytes)
-                await self._files.write(ordinals, part, (ordinals - ordinal) * self._tile_bytes)
+                await self._files.write(self._run(ordinal, part))
                 continue
             if self._partial_turn is None:
                 self._partial_turn = anyio.Lock()  # here: in the runtime's loop, whose kind it must be
             async with self._partial_turn:
-                tile, zero = aligned_array(self._tile_bytes), np.zeros(1, np.int64)
-                await self._files.read(np.array([ordinal]), tile, zero)
+                tile = aligned_array(self._tile_bytes)
+                await self._files.read(self._run(ordinal, tile))
                 tile[first * self._dtype.itemsize : last * self._dtype.itemsize] = part
-                await self._files.write(np.array([ordinal]), tile, zero)
+                await self._files.write(self._run(ordinal, tile))
 
     def _pieces(self, start: int, memory: NDArray[np.uint8]) -> list[tuple[int, int, int, NDArray[np.uint8]]]:
         """Cut slots at the borders of tiles: a first tile in part, a run of whole tiles, a last one in part.

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
     from strideweave.carriers.base import Carrier
     from strideweave.carriers.move.planning import TransferBlock
+    from strideweave.store.tile_files import TilePlaces
+
+    Slots = NDArray[np.int64]
 
 __all__ = ["StoreMove"]
 
@@ -55,8 +58,7 @@ class StoreMove(MoveOperation):
             blocks = checked_blocks(transfers)
             for block in blocks:
                 _require_writable(block.destination)
-            for block in blocks:
-                await _copy_block(block)
+            await _copy_blocks(blocks)
             return
         runs = checked_runs(transfers)
         for destination in {run.destination for run in runs}:
@@ -69,25 +71,50 @@ class StoreMove(MoveOperation):
                 await _hand_on(list(group))
 
 
-async def _copy_block(block: TransferBlock) -> None:
-    source, destination = block.source, block.destination
-    width = source.dtype().itemsize
-    for store, starts, other, places in (
-        (source, block.source_starts, destination, block.destination_starts),
-        (destination, block.destination_starts, source, block.source_starts),
-    ):
-        if isinstance(store, StoreBacked) and not isinstance(other, StoreBacked):
-            memory = _memory(other)
-            size = store._tile_size
-            if memory is not None and block.slots == size and not (starts % size).any():
-                move = store._read_tiles if store is source else store._write_tiles
-                await move(starts, memory, places * width)
-                return
-    if isinstance(source, StoreBacked) or isinstance(destination, StoreBacked):
+async def _copy_blocks(blocks: Sequence[TransferBlock]) -> None:
+    """Copy whole tiles between a store and memory as one batch for each store, and the rest block by block."""
+    reads: dict[StoreBacked, list[TilePlaces]] = {}
+    writes: dict[StoreBacked, list[TilePlaces]] = {}
+    for block in blocks:
+        source, destination = block.source, block.destination
+        if isinstance(source, StoreBacked):
+            places = _places(source, block.source_starts, destination, block.destination_starts, block.slots)
+            batch = reads.setdefault(source, [])
+        elif isinstance(destination, StoreBacked):
+            places = _places(destination, block.destination_starts, source, block.source_starts, block.slots)
+            batch = writes.setdefault(destination, [])
+        else:
+            await _hand_on(TransferBatch([block]))
+            continue
+        if places is not None:
+            batch.append(places)
+            continue
         for run in checked_runs(list(TransferBatch([block]))):
             await _copy_run(run)
-    else:
-        await _hand_on(TransferBatch([block]))
+    for store, tiles in reads.items():
+        if tiles:
+            await store._files.read(tiles)
+    for store, tiles in writes.items():
+        if tiles:
+            await store._files.write(tiles)
+
+
+def _places(
+    store: StoreBacked, starts: Slots, other: Carrier, others: Slots, slots: int
+) -> TilePlaces | None:
+    """Where whole tiles of a store are in memory; None where the other end is no memory, or parts are asked for.
+
+    Args:
+        store: one end.
+        starts: the first slots there.
+        other: the other end.
+        others: the first slots there.
+        slots: slots of each transfer.
+    """
+    memory = _memory(other)
+    if memory is None or slots != store._tile_size or (starts % slots).any():
+        return None
+    return store._places(starts, memory, others * other.dtype().itemsize)
 
 
 async def _hand_on(transfers: Sequence[Transfer]) -> None:

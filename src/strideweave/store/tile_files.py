@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import numpy as np
@@ -39,7 +39,7 @@ from strideweave.store.lock import WriterLock
 from strideweave.store.manifest import DATA, JOURNAL, LOCK, MANIFEST, TABLE, Manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
     Sums = npt.NDArray[np.uint64]
 
-__all__ = ["JOURNAL_BYTES", "TileFiles", "TileFilesStatistics"]
+__all__ = ["JOURNAL_BYTES", "TileFiles", "TileFilesStatistics", "TilePlaces", "sync_names"]
 
 JOURNAL_BYTES = 64 << 20
 """Bytes: the journal is retired before it grows beyond this. One larger tile alone may make it longer."""
@@ -58,6 +58,24 @@ WAVE_BYTES = 32 << 20
 ATTEMPTS = 16
 """How often a tile that is being overwritten is looked for. Each attempt that fails means that a writer has ended a
 whole write meanwhile, or that the tile is damaged."""
+
+
+class TilePlaces(NamedTuple):
+    """Some tiles, and where they are in memory.
+
+    Attributes:
+        ordinals: the tiles.
+        memory: contiguous bytes.
+        starts: the first byte of each tile in it.
+    """
+
+    ordinals: Ordinals
+    memory: Bytes
+    starts: Ordinals
+
+    def rows(self, nbytes: int) -> list[Bytes]:
+        """The memory of each tile."""
+        return [self.memory[start : start + nbytes] for start in self.starts.tolist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +203,11 @@ class TileFiles:
 
     # Reading
 
-    async def read(self, ordinals: Ordinals, memory: Bytes, starts: Ordinals) -> None:
-        """Read tiles, every one with the right checksum.
+    async def read(self, places: Sequence[TilePlaces]) -> None:
+        """Read tiles, every one with the right checksum, as one batch.
 
         Args:
-            ordinals: which tiles.
-            memory: contiguous writable bytes.
-            starts: where in it each tile goes, in bytes.
+            places: which tiles, and where they go.
 
         Raises:
             DamagedTileError: a tile is neither right in its place nor in the journal; with notes on the others. The
@@ -199,10 +215,16 @@ class TileFiles:
             OSError: the system failed.
         """
         nbytes = self.manifest.tile_bytes
-        rows = [memory[start : start + nbytes] for start in starts.tolist()]
+        ordinals = np.concatenate([one.ordinals for one in places])
+        rows = [row for one in places for row in one.rows(nbytes)]
         try:
             await default_engine().read(
-                SpanBatch([SpanBlock(self._data, ordinals * nbytes, memory, starts, nbytes)])
+                SpanBatch(
+                    [
+                        SpanBlock(self._data, one.ordinals * nbytes, one.memory, one.starts, nbytes)
+                        for one in places
+                    ]
+                )
             )
             wrong = np.flatnonzero(await sums_of(rows) != self._sums[ordinals])
         except ShortFileError:  # one of them lies behind the end; memory that was not filled may look right
@@ -362,15 +384,13 @@ class TileFiles:
             raise FormatError("the store has no journal", path=self._path(JOURNAL))
         return self._journal
 
-    async def write(self, ordinals: Ordinals, memory: Bytes, starts: Ordinals) -> None:
+    async def write(self, places: Sequence[TilePlaces]) -> None:
         """Write tiles, each of them all or nothing; when this returns every other opener sees them.
 
         After an error some of them may be new and the others are what they were.
 
         Args:
-            ordinals: which tiles, each once.
-            memory: contiguous bytes.
-            starts: where in it each tile begins, in bytes.
+            places: which tiles, and where their contents are. Of a tile that comes twice the last counts.
 
         Raises:
             OSError: the system failed, such as on a full disk.
@@ -378,15 +398,19 @@ class TileFiles:
         """
         self.require_writable()
         nbytes = self.manifest.tile_bytes
-        order = np.argsort(ordinals)
-        ordinals, starts = ordinals[order], starts[order]
+        rows = {
+            ordinal: row
+            for one in places
+            for ordinal, row in zip(one.ordinals.tolist(), one.rows(nbytes), strict=True)
+        }
+        tiles = sorted(rows)
         step = max(1, WAVE_BYTES // nbytes)
-        for first in range(0, len(ordinals), step):
-            wave = ordinals[first : first + step]
-            places = starts[first : first + step]
-            sums = await sums_of([memory[start : start + nbytes] for start in places.tolist()])
+        for first in range(0, len(tiles), step):
+            wave = tiles[first : first + step]
+            contents = [rows[ordinal] for ordinal in wave]
+            sums = await sums_of(contents)
             async with self._one_at_a_time():
-                await self._write_wave(wave, sums, memory, places)
+                await self._write_wave(np.array(wave, np.int64), sums, contents)
 
     def _one_at_a_time(self) -> anyio.Lock:
         """The turn of one write; made in the runtime's loop, whose kind of lock it must be."""
@@ -408,9 +432,8 @@ class TileFiles:
                 await run_jobs([partial(sync_names, self.directory)])
                 self._names_durable = True
 
-    async def _write_wave(
-        self, ordinals: Ordinals, sums: npt.NDArray[np.uint64], memory: Bytes, starts: Ordinals
-    ) -> None:
+    async def _write_wave(self, ordinals: Ordinals, sums: Sums, rows: list[Bytes]) -> None:
+        """Write some ascending tiles: to the journal, in place, and their checksums."""
         nbytes = self.manifest.tile_bytes
         head = entry_head(self.manifest.identity, self._sequence + 1, ordinals, sums, nbytes)
         full = self._end + head.nbytes + len(ordinals) * nbytes > JOURNAL_BYTES
@@ -421,8 +444,8 @@ class TileFiles:
         journal, engine = self._the_journal, default_engine()
         complete = False
         try:
-            await engine.write([FileSpan(journal, self._end, head)])
-            await engine.write(SpanBatch([SpanBlock(journal, places, memory, starts, nbytes)]))
+            spans = map(partial(FileSpan, journal), places.tolist(), rows)
+            await engine.write([FileSpan(journal, self._end, head), *spans])
             # Else a loss of power could leave a tile that was durable torn, with no other version of it.
             await engine.persist(journal)
             complete = True
@@ -436,7 +459,7 @@ class TileFiles:
         for ordinal, place, checksum in zip(tiles, places.tolist(), sums.tolist(), strict=True):
             self._newest[ordinal] = JournaledTile(place, checksum)
         self._unapplied.update(tiles)
-        await engine.write(SpanBatch([SpanBlock(self._data, ordinals * nbytes, memory, starts, nbytes)]))
+        await engine.write(list(map(partial(FileSpan, self._data), (ordinals * nbytes).tolist(), rows)))
         await engine.write(list(self._table_spans(ordinals, sums)))
         self._sums[ordinals] = sums
         self._unapplied.difference_update(tiles)
