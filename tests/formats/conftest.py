@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from strideweave.formats.zarr_shards import crc32c
+
 NAMES = {
     "bool": "BOOL",
     "int8": "I8",
@@ -96,6 +98,38 @@ class Files:
             path = folder / separator.join(key)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(padded.tobytes())
+        return folder
+
+    def sharded_zarr(self, name, array, shard, chunk, *, skip=(), at_end=True, has_sum=True, **configuration):
+        """A zarr 3 array in shards; ``skip`` names chunks that are left out, by their place in the array."""
+        named = [{"name": "bytes", "configuration": {"endian": "little"}}]
+        codec = {
+            "chunk_shape": list(chunk),
+            "codecs": named,
+            "index_codecs": [*named, {"name": "crc32c"}] if has_sum else named,
+            "index_location": "end" if at_end else "start",
+        }
+        codec.update(configuration)
+        folder = self.zarr(name, array, shard, codecs=[{"name": "sharding_indexed", "configuration": codec}])
+        counts = [of // part for of, part in zip(shard, chunk, strict=True)]
+        size = 16 * int(np.prod(counts)) + 4 * has_sum
+        for path in sorted((folder / "c").rglob("*")):
+            if path.is_dir():
+                continue
+            whole = np.frombuffer(path.read_bytes(), array.dtype).reshape(shard)
+            place = [int(index) for index in path.relative_to(folder / "c").parts]
+            entries, data = [], b""
+            for within in np.ndindex(*counts):
+                at = tuple(s * n + i for s, n, i in zip(place, counts, within, strict=True))
+                if at in skip:
+                    entries.append((2**64 - 1, 2**64 - 1))
+                    continue
+                part = whole[tuple(slice(i * c, (i + 1) * c) for i, c in zip(within, chunk, strict=True))]
+                entries.append(((0 if at_end else size) + len(data), part.nbytes))
+                data += part.tobytes()
+            index = np.array(entries, "<u8").tobytes()
+            index += struct.pack("<I", crc32c(index)) if has_sum else b""
+            path.write_bytes(data + index if at_end else index + data)
         return folder
 
     def opened(self):

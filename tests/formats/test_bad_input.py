@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from strideweave import DType, FormatError, open_tiled
+from strideweave.formats.zarr_shards import crc32c
 
 EIGHT = {"t": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
 
@@ -336,6 +337,38 @@ def chunk_of(content):
     return make
 
 
+def shards_of(shape=None, **configuration):
+    """A zarr array of 4 by 4 Float32 in shards of 4 by 4 with chunks of 2 by 4 that says something else of itself."""
+
+    def make(files):
+        path = files.sharded_zarr("a", np.zeros((4, 4), np.float32), (4, 4), (2, 4))
+        text = json.loads((path / "zarr.json").read_text())
+        text["codecs"][0]["configuration"].update(configuration)
+        text["shape"] = shape or text["shape"]
+        (path / "zarr.json").write_text(json.dumps(text))
+        return path
+
+    return make
+
+
+def shard_with(change):
+    """The same with other bytes in its one shard."""
+
+    def make(files):
+        path = shards_of()(files)
+        shard = path / "c" / "0" / "0"
+        shard.write_bytes(change(shard.read_bytes()))
+        return path
+
+    return make
+
+
+def shard_index(*entries):
+    """The same with another index, whose checksum is true."""
+    index = np.array(entries, "<u8").tobytes()
+    return shard_with(lambda shard: shard[:64] + index + struct.pack("<I", crc32c(index)))
+
+
 def zarr_text(text):
     def make(files):
         folder = files.folder / "a"
@@ -356,7 +389,27 @@ ZARR = [
     Case("another version", array_of(zarr_format=2), FormatError, "zarr_format 2"),
     Case("compressed chunks", array_of(codecs=codecs("bytes", "zstd")), FormatError, "['bytes', 'zstd']"),
     Case("chunks with checksums", array_of(codecs=codecs("bytes", "crc32c")), FormatError, "without these codecs"),
-    Case("shards", array_of(codecs=codecs("sharding_indexed")), FormatError, "without these codecs"),
+    Case("shards of compressed chunks", shards_of(codecs=codecs("bytes", "zstd")), FormatError, "['bytes', 'zstd']"),
+    Case("shards of shards", shards_of(codecs=codecs("sharding_indexed")), FormatError, "without these codecs"),
+    Case("shards of big-endian chunks", shards_of(codecs=[{"name": "bytes", "configuration": {"endian": "big"}}]),
+         FormatError, "found 'big'"),
+    Case("shards without a chunk shape", array_of(codecs=codecs("sharding_indexed")), FormatError, "list of integers"),
+    Case("chunks that do not divide a shard", shards_of(chunk_shape=[2, 3]), FormatError, "must divide"),
+    Case("chunks of nothing in a shard", shards_of(chunk_shape=[0, 4]), FormatError, "must divide"),
+    Case("an index that is compressed", shards_of(index_codecs=codecs("bytes", "gzip")), FormatError, "['bytes', 'gzip']"),
+    Case("an index of nothing but a checksum", shards_of(index_codecs=codecs("crc32c")), FormatError, "without these codecs"),
+    Case("an index in the middle", shards_of(index_location="middle"), FormatError, "found 'middle'"),
+    Case("more chunks in shards than can be looked at", shards_of(shape=[2**20, 2**10]), FormatError, "too many chunks"),
+    Case("a shard too short for its index", shard_with(lambda shard: shard[:30]), FormatError, "wanted 36 bytes, found 30",
+         "path", 0, culprit="c/0/0"),
+    Case("a shard whose index is damaged", shard_with(lambda shard: shard[:-8] + b"x" + shard[-7:]), FormatError,
+         "damaged (wanted checksum", "path", 64, culprit="c/0/0"),
+    Case("a chunk beyond its shard", shard_index((0, 32), (69, 32)), FormatError, "outside the shard", "path", 69, culprit="c/0/0"),
+    Case("a chunk far beyond its shard", shard_index((0, 32), (2**64 - 2, 32)), FormatError, "outside the shard", "path",
+         culprit="c/0/0"),
+    Case("a chunk of another size", shard_index((0, 32), (32, 31)), FormatError, "wanted 32 bytes, found 31", "path", 32,
+         culprit="c/0/0"),
+    Case("chunks that overlap", shard_index((0, 32), (31, 32)), FormatError, "chunks overlap", "path", 31, culprit="c/0/0"),
     Case("transposed chunks", array_of(codecs=codecs("transpose", "bytes")), FormatError, "without these codecs"),
     Case("no codecs", array_of(codecs=[]), FormatError, "codecs must be a list"),
     Case("a codec that is a number", array_of(codecs=[7]), FormatError, "name and configuration"),

@@ -20,6 +20,7 @@ from strideweave import (
 )
 from strideweave.formats import describe, detect_format
 from strideweave.formats.description import TARGET_TILE_BYTES, default_tile_shape
+from strideweave.formats.zarr_shards import crc32c
 
 DTYPES = pytest.mark.parametrize("dtype", DType.members(), ids=lambda dtype: dtype.name)
 
@@ -219,6 +220,42 @@ def test_zarr_chunks_that_are_not_there_have_the_fill_value(files, values_of, fi
 def test_a_zarr_array_without_any_chunk(files, values_of):
     path = files.zarr("a", np.ones((2, 2)), (1, 2), skip=((0, 0), (1, 0)), fill_value=4.5)
     assert values_of(open_tiled(path)).tolist() == [[4.5, 4.5], [4.5, 4.5]]
+
+
+@pytest.mark.parametrize("at_end", [True, False])
+@pytest.mark.parametrize("has_sum", [True, False])
+def test_zarr_shards_are_files_of_many_chunks(files, values_of, at_end, has_sum):
+    array = files.random((12, 8), DType.BFloat16)
+    path = files.sharded_zarr("a", array, (6, 4), (2, 4), at_end=at_end, has_sum=has_sum)
+    assert open_tiled(path).carrier.tile_shape == (2, 4)
+    for tile_shape in (None, (12, 8), (3, 4), (6, 2), (1, 1)):
+        assert same(values_of(open_tiled(path, tile_shape)), array)
+
+
+def test_zarr_shards_may_lack_chunks_and_reach_beyond_the_array(files, values_of):
+    array = files.random((10, 7), DType.Int32)
+    path = files.sharded_zarr("a", array, (4, 6), (2, 3), skip=((0, 0), (3, 2)))
+    (path / "c" / "1" / "0").unlink()
+    expected = array.copy()
+    expected[0:2, 0:3] = expected[6:8, 6:7] = expected[4:8, 0:6] = 0
+    assert same(values_of(open_tiled(path)), expected)
+    assert same(values_of(open_tiled(path, (5, 7))), expected)
+
+
+def test_a_tile_of_a_shard_reads_its_bytes_only(files):
+    array = files.random((64, 64), DType.Float64)
+    tensor = open_tiled(files.sharded_zarr("a", array, (32, 64), (8, 16)))
+    carrier = tensor.carrier
+    found = carrier.project(tensor, carrier.select({0: [5], 1: [2]})).wait(60).numpy(copy=True)
+    assert same(found, array[40:48, 32:48])
+    read = carrier.secondary.statistics()
+    assert (read.bytes_read, read.pieces_read, read.files) == (8 * 16 * 8, 1, 2)
+    carrier.release()
+
+
+def test_the_checksum_of_an_index():
+    assert crc32c(b"123456789") == 0xE3069283  # the check value of the catalogue
+    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, appendix B.4
 
 
 # What is told apart, and how
