@@ -109,7 +109,18 @@ def test_a_field_that_is_missing_is_named(store, name):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"7", b"\xff\xfe", b"[" * 100_000, b"{}", b" " * (1 << 21)]
+    "content",
+    [
+        b"",
+        b'{"version": 1, "version": 1}',
+        b"{",
+        b"[]",
+        b"7",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"{}",
+        b" " * (1 << 21),
+    ],
 )
 def test_what_is_no_manifest_is_refused(store, content):
     (store / "strideweave.json").write_bytes(content)

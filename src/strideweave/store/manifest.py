@@ -250,9 +250,17 @@ def _content(path: str) -> bytes:
         os.close(number)
 
 
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys differ: of two alike, readers would take one or the other."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
 def _parsed(content: bytes, path: str) -> dict[str, Any]:
     try:
-        found = json.loads(content.decode("utf-8"))
+        found = json.loads(content.decode("utf-8"), object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested without end
         raise FormatError(f"the manifest is no JSON: {error}", path=path) from error
     if not isinstance(found, dict):
