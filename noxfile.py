@@ -105,7 +105,7 @@ def examples(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure everything beside its peers: nox -s bench -- --help. What cannot be installed is skipped and named."""
-    install(session, ".[plot]", tools=False)
+    install(session, ".[plot,store]", tools=False)
     for peer in (*PEERS, *(name for name in LARGE_PEERS if name in session.posargs)):
         session.install(peer, success_codes=range(3))
     session.run("python", "-m", "benchmarks", *session.posargs)
