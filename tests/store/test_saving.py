@@ -29,6 +29,7 @@ from strideweave import (
 from strideweave.dtype import DType
 from strideweave.layout import Layout
 from strideweave.store import open_store
+from strideweave.store.tile_files import TileFiles
 from strideweave.testing import bit_patterns
 
 TILE = (2, 4)
@@ -187,6 +188,31 @@ def test_a_store_is_replaced_and_its_readers_go_on(store, values, opened, tmp_pa
     assert np.array_equal(reader.numpy(), values)
     assert np.array_equal(opened(store).numpy(), values + 1)
     assert [entry.name for entry in tmp_path.iterdir()] == ["store"]
+
+
+def test_a_store_with_other_files_in_it_is_not_replaced(store, values, opened):
+    (store / "notes.txt").write_text("kept")
+    with pytest.raises(FormatError, match=r"found notes\.txt"):
+        save_tiled(tiled(values + 1, TILE), store, overwrite=True)
+    assert (store / "notes.txt").read_text() == "kept"
+    assert np.array_equal(opened(store).numpy(), values)
+
+
+def test_a_store_that_is_replaced_while_it_is_opened_is_opened_anew(store, values, opened, monkeypatch):
+    plain, replacements = (
+        TileFiles._open_files,
+        [values.astype(np.int16), values.reshape(8, 6).astype(np.int32)],
+    )
+
+    def open_files(files):
+        if replacements:
+            save_tiled(tiled(replacements.pop(0), (2, 2)), store, overwrite=True)
+        plain(files)
+
+    monkeypatch.setattr(TileFiles, "_open_files", open_files)
+    tensor = opened(store)
+    assert tensor.dtype is DType.Int32
+    assert np.array_equal(tensor.numpy(), values.reshape(8, 6))
 
 
 def test_a_store_is_saved_over_itself(store, values, opened):

@@ -23,13 +23,15 @@ from strideweave.tiles.grid import TileGrid
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DATA", "JOURNAL", "LOCK", "MANIFEST", "TABLE", "Manifest"]
+__all__ = ["DATA", "FILES", "JOURNAL", "LOCK", "MANIFEST", "TABLE", "Manifest"]
 
 MANIFEST = "strideweave.json"
 DATA = "tiles.bin"
 TABLE = "checksums.bin"
 JOURNAL = "journal.bin"
 LOCK = "writer.lock"
+FILES = frozenset({MANIFEST, DATA, TABLE, JOURNAL, LOCK})
+"""Everything that is in the directory of a store."""
 
 FORMAT = "strideweave tiles"
 VERSION = 1

@@ -122,16 +122,21 @@ class TileFiles:
         checksum_function()
         self.directory = directory
         self.writable = writable
-        self.manifest = Manifest.read(directory)
+        self.manifest = Manifest.read(directory)  # before a lock file is made in what is no store
         self._lock: WriterLock | None = None
         if writable:
             _require_plain(self._path(LOCK))
             self._lock = WriterLock(self._path(LOCK))
         complete = False
         try:
-            if writable:
-                self.manifest = Manifest.read(directory)  # again: now nobody replaces the store
-            self._open_files()
+            # Whoever has the lock keeps others from replacing the store; a reader looks whether somebody did.
+            opened = False
+            while not opened:
+                before = Manifest.read(directory)
+                self._open_files()
+                self.manifest = Manifest.read(directory)
+                opened = self.manifest == before
+            self._prepare()
             if writable:
                 self._recover()
             complete = True
@@ -140,13 +145,16 @@ class TileFiles:
                 self.close()
 
     def _open_files(self) -> None:
-        count = self.manifest.grid.tile_count
         for name in (DATA, TABLE, JOURNAL):
             _require_plain(self._path(name))
         self._data, self._table_file = self._open(DATA), self._open(TABLE)
+        self._journal: OpenFile | None = self._open_journal()
+
+    def _prepare(self) -> None:
+        """Read the table, and begin to count."""
+        count = self.manifest.grid.tile_count
         _require_no_longer(self._data, self.manifest.data_bytes)
         _require_no_longer(self._table_file, 8 * count)
-        self._journal: OpenFile | None = self._open_journal()
         self._sums = np.zeros(count, np.uint64)
         self._read_table(self._table_file, 0, self._sums.view(np.uint8))
         # Of this writer, since the journal was last retired:
@@ -169,7 +177,10 @@ class TileFiles:
         try:
             return self._open(JOURNAL)
         except FileNotFoundError:
-            return OpenFile.create(self._path(JOURNAL)) if self.writable else None
+            if not self.writable:
+                return None
+        os.close(os.open(self._path(JOURNAL), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
+        return self._open(JOURNAL)
 
     def close(self) -> None:
         """Close the files and let others write; idempotent. What is in the journal stays for the next writer."""

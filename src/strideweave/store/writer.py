@@ -18,7 +18,7 @@ from strideweave.io.positioned import FileSpan, write_spans
 from strideweave.runtime.workers import run_jobs
 from strideweave.store.checksums import checksum_function, sums_of
 from strideweave.store.lock import WriterLock
-from strideweave.store.manifest import DATA, JOURNAL, LOCK, MANIFEST, TABLE, Manifest
+from strideweave.store.manifest import DATA, FILES, JOURNAL, LOCK, MANIFEST, TABLE, Manifest
 from strideweave.store.replacing import exchange, remove_tree
 from strideweave.store.tile_files import sync_names
 
@@ -185,6 +185,13 @@ def check_target(path: Path, *, overwrite: bool) -> None:
             path=str(path),
             wanted=f"a directory with {MANIFEST}",
             found="something else",
+        )
+    others = sorted(entry.name for entry in path.iterdir() if entry.name not in FILES)
+    if others:
+        raise FormatError(
+            "a store with other files in it is not replaced, for they would be gone; move them away",
+            path=str(path),
+            found=", ".join(others),
         )
 
 
