@@ -38,8 +38,8 @@ __all__ = ["PartTable", "SlotRuns", "changed", "read_parts", "slot_runs"]
 MOST_RUNS = 4096
 """Runs that are looked for at once, at most: it takes about a fifth of a millisecond."""
 
-MOST_SPANS = 1024
-"""Spans that the engine is given at once, at most: one of them makes an object of each, in a microsecond."""
+MOST_SPANS = 256
+"""Spans that the engine is given at once, at most, as of tiles: more would hold up the loop by a millisecond."""
 
 SMALL_PIECE = 1024
 """Bytes: pieces shorter than this that lie close together are read as one range, into memory beside, and copied."""
