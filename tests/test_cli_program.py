@@ -51,12 +51,14 @@ def array(tmp_path: Path) -> Path:
         (["inspect", "a.npy", "--tile-shape", "3,8"], "do not cut"),
         (["inspect", "a.npy", "--dtype", "complex"], "no element type"),
         (["inspect", "a.npy", "--format", "hdf5"], "format must be one of"),
-        (["inspect", "a.npy", "--tensor", "x"], "leave tensor= out"),
+        (["inspect", "a.npy", "--tensor", "x"], "leave --tensor out"),
+        (["inspect", "a.txt"], "pass --format, and for a raw file --dtype and --shape"),
         (["bench", "a.npy", "--turns", "0"], "--turns"),
     ],
 )
 def test_what_cannot_be_used_is_one_line_and_2(array, monkeypatch, arguments, said):
     monkeypatch.chdir(array.parent)
+    (array.parent / "a.txt").write_text("hello", "utf-8")
     result = run(*arguments)
     assert result.exit_code == 2
     assert result.stdout == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
@@ -27,6 +28,9 @@ INTERRUPTED = 130
 """Exit status: interrupted from the keyboard."""
 
 _CLOSED_PIPE = 141  # whoever read the output has gone, as a shell says of a program that SIGPIPE has ended
+
+# What the library says of its arguments, which are options here.
+_KEYWORD = re.compile(r"\b(tensor|format|dtype|shape|offset)=(?![\w'\"])")
 
 # From the public error up, since typer has brought its own copy of click from some version on.
 _USAGE_ERROR, _ANY_ERROR = cast("Sequence[type[Exception]]", typer.BadParameter.__mro__[1:3])
@@ -92,7 +96,8 @@ def _in_one_line(error: object) -> str:
     elif isinstance(error, MemoryError) and not text:
         text = "there is not enough memory"
     notes = getattr(error, "__notes__", ())
-    return " ".join("; ".join([text, *notes]).split())
+    line = " ".join("; ".join([text, *notes]).split())
+    return _KEYWORD.sub(r"--\1", line) if isinstance(error, ValueError) else line
 
 
 app = typer.Typer(
