@@ -91,7 +91,7 @@ def test_a_lock_file_without_a_lock_means_nothing(store):
 def test_readers_beside_a_writer_see_whole_tiles_that_never_grow_older(tmp_path):
     path, count, slots = tmp_path / "store", 4, 8192
     save_tiled(tiled(np.full((count, slots), 1, np.float32), (1, slots)), path)
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path), "60"])
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path), "20"])
     tensor = open_store(path)
     files = tile_files.TileFiles(str(path), writable=False)
     newest = np.ones(count)
@@ -115,7 +115,7 @@ def test_readers_beside_a_writer_see_whole_tiles_that_never_grow_older(tmp_path)
     assert writer.wait() == 0
     assert all(found)
     assert all(projected)
-    assert (tensor.numpy() == 61).all()
+    assert (tensor.numpy() == 21).all()
     assert not any(step.damaged for step in verify_tiles(path))
     files.close()
     tensor.carrier.release()

@@ -12,7 +12,7 @@ from strideweave.carriers.base import Carrier, CarrierStatistics
 from strideweave.carriers.file_backed import FileBacked
 from strideweave.io.buffers import aligned_array
 from strideweave.runtime.await_result import AwaitResult
-from strideweave.store.tile_files import TileFiles, TileFilesStatistics, TilePlaces
+from strideweave.store.tile_files import BATCH_TILES, TileFiles, TileFilesStatistics, TilePlaces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -129,7 +129,7 @@ class StoreBacked(Carrier):
                 await self._files.write(self._run(ordinal, tile))
 
     def _pieces(self, start: int, memory: NDArray[np.uint8]) -> list[tuple[int, int, int, NDArray[np.uint8]]]:
-        """Cut slots at the borders of tiles: a first tile in part, a run of whole tiles, a last one in part.
+        """Cut slots at the borders of tiles: a first tile in part, runs of whole tiles, a last one in part.
 
         Each is the first tile, the slots of it, and the memory. A run has all slots, and memory for all its tiles.
         """
@@ -137,7 +137,7 @@ class StoreBacked(Carrier):
         pieces, place, stop = [], start, start + len(memory) // width
         while place < stop:
             ordinal, first = divmod(place, size)
-            whole = 0 if first else (stop - place) // size
+            whole = 0 if first else min((stop - place) // size, BATCH_TILES)
             slots = whole * size if whole else min(size - first, stop - place)
             part = memory[(place - start) * width : (place - start + slots) * width]
             pieces.append((ordinal, first, size if whole else first + slots, part))

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = ["save_tiled", "save_tiled_async"]
 
-_STEP_BYTES = 64 << 20  # tiles that are looked after at once; what is held of them is bounded elsewhere
+# Tiles that are looked after at once; what is held of them is bounded elsewhere.
+_STEP_BYTES = 64 << 20
+_STEP_TILES = 2048
 
 
 def save_tiled(
@@ -139,7 +141,7 @@ def _save_tiles(
             implicit = tiles[traffic.table.is_implicit(tiles)]
             writer.leave_zero(implicit)
             stored = np.setdiff1d(tiles, implicit, assume_unique=True)
-            step = max(1, _STEP_BYTES // traffic.tile_bytes)
+            step = min(_STEP_TILES, max(1, _STEP_BYTES // traffic.tile_bytes))
             for first in range(0, len(stored), step):
                 await traffic.stream(stored[first : first + step], consume, entry=entry)
                 progress(len(implicit) + min(first + step, len(stored)))

@@ -20,7 +20,7 @@ from strideweave.store.checksums import checksum_function, sums_of
 from strideweave.store.lock import WriterLock
 from strideweave.store.manifest import DATA, FILES, JOURNAL, LOCK, MANIFEST, TABLE, Manifest
 from strideweave.store.replacing import exchange, remove_tree
-from strideweave.store.tile_files import sync_names
+from strideweave.store.tile_files import BATCH_TILES, sync_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,12 +89,12 @@ class StoreWriter:
             OSError: the system failed, such as on a full disk.
         """
         file, nbytes = self._files[DATA], self.manifest.tile_bytes
-        self._sums[ordinals] = await sums_of(rows)
-        spans = [
-            FileSpan(file, ordinal * nbytes, row)
-            for ordinal, row in zip(ordinals.tolist(), rows, strict=True)
-        ]
-        await default_engine().write(spans)
+        for first in range(0, len(rows), BATCH_TILES):
+            tiles, contents = ordinals[first : first + BATCH_TILES], rows[first : first + BATCH_TILES]
+            self._sums[tiles] = await sums_of(contents)
+            await default_engine().write(
+                list(map(partial(FileSpan, file), (tiles * nbytes).tolist(), contents))
+            )
 
     def leave_zero(self, ordinals: Ordinals) -> None:
         """These tiles are zeros: they are holes in the file, and have the checksum of zeros. Blocks for one tile."""
