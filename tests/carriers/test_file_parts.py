@@ -27,6 +27,7 @@ from strideweave import (
 from strideweave.carriers import FileParts
 from strideweave.carriers.move import Transfer, dispatch_move
 from strideweave.carriers.part_reading import MOST_RUNS, PartTable
+from strideweave.io.engine import statistics as engine_statistics
 from strideweave.io.file_pool import KnownFile
 from strideweave.runtime.await_result import AwaitResult
 from strideweave.testing import CarrierContract
@@ -266,10 +267,27 @@ def test_small_pieces_of_several_files_and_batches(tmp_path):
 def test_a_durable_flush_of_what_lies_above_files(tmp_path):
     array = np.arange(96, dtype=np.float32).reshape(8, 12)
     tiled = TiledEvictable(CPU(0), stored(tmp_path, array, (4, 6), (2, 12)), (2, 2), (4, 6))
-    assert tiled.flush(durable=True) is None  # nothing is dirty: of read-only files nothing has to be made durable
+    assert (
+        tiled.flush(durable=True) is None
+    )  # nothing is dirty: of read-only files nothing has to be made durable
     tiled[0] = -1
     tiled.flush(durable=True)
     assert tiled.dirty_tiles == TileSet([])
     tiled.evict(tiled.select({}))
     assert (tiled[0], tiled[1]) == (-1, 1)
+    tiled.release()
+
+
+def test_tiles_are_read_in_the_order_in_which_they_lie(tmp_path):
+    """Tile numbers run down the columns of the grid; the bytes of tiles beside each other are adjacent."""
+    array = np.arange(1024 * 64, dtype=np.int32).reshape(1024, 64)
+    tiled = TiledEvictable(
+        CPU(0, dtype=DType.Int32), stored(tmp_path, array, (256, 8), (1024, 64)), (4, 8), (256, 8)
+    )
+    assert 2 * MOST_RUNS == 4 * 8 * 256
+    before = engine_statistics().spans
+    tiled.promote(tiled.select({}))
+    assert engine_statistics().spans - before == 2  # ranges, of the 8192 pieces
+    assert tiled.secondary.statistics().bytes_read == array.nbytes
+    assert [tiled[i] for i in range(0, 65536, 1023)] == tile_major(array, (256, 8))[::1023].tolist()
     tiled.release()

@@ -36,13 +36,17 @@ if TYPE_CHECKING:
 __all__ = ["PartTable", "SlotRuns", "changed", "read_parts", "slot_runs"]
 
 MOST_RUNS = 4096
-"""Runs that are looked for at once, at most: it takes about a fifth of a millisecond."""
+"""Runs that are looked for at once, at most: it takes about a fifth of a millisecond. Small ones that are read as
+ranges take up to twice their size in memory meanwhile, which is 8 MiB."""
 
 MOST_SPANS = 256
 """Spans that the engine is given at once, at most, as of tiles: more would hold up the loop by a millisecond."""
 
 SMALL_PIECE = 1024
 """Bytes: pieces shorter than this that lie close together are read as one range, into memory beside, and copied."""
+
+SPREAD_BYTES = 256 << 10
+"""Bytes that such pieces are copied by at once."""
 
 FEWEST_PIECES = 4
 """Such pieces to a range, at least, on average: for fewer the copy is not worth it."""
@@ -117,6 +121,11 @@ def slot_runs(table: PartTable, starts: Integers, slots: int, places: Integers) 
     """
     size, width = table.map.run_size, table.itemsize
     if slots % size == 0 and not (starts % size).any():  # whole tiles, nearly always
+        if len(starts) * (slots // size) > MOST_RUNS:
+            # In the order in which they lie, so that one batch has what is adjacent, which tile numbers need not be.
+            files, offsets = table.find(starts // size)
+            order = np.lexsort((offsets, files))
+            starts, places = starts[order], places[order]
         yield from _whole(starts, slots // size, places, size, width)
         return
     for start, place in zip(starts.tolist(), places.tolist(), strict=True):
@@ -309,12 +318,13 @@ class _Cover(NamedTuple):
             await run_jobs([work])
 
     def _spread(self, staging: NDArray[np.uint8], memory: NDArray[np.uint8], places: Integers) -> None:
-        # Every run of so many bytes, as a row: fancy indexing then copies rows.
-        from_, to = (
-            sliding_window_view(staging, self.piece),
-            sliding_window_view(memory, self.piece, writeable=True),
-        )
-        to[places] = from_[self.sources]
+        # Every run of so many bytes, as a row: fancy indexing then copies rows, a few at a time by way of the cache.
+        from_ = sliding_window_view(staging, self.piece)
+        to = sliding_window_view(memory, self.piece, writeable=True)
+        step = max(1, SPREAD_BYTES // self.piece)
+        for first in range(0, len(places), step):
+            some = slice(first, first + step)
+            to[places[some]] = from_[self.sources[some]]
 
 
 def _cover(offsets: Integers, nbytes: int) -> _Cover | None:
