@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 
 import strideweave as sw
 from strideweave.cli import app, measuring
-from strideweave.cli.byte_map import ByteMap
+from strideweave.cli.byte_map import ByteMap, OpenFiles, cached_share, drop_cache, read_pieces  # noqa: E402
 from strideweave.formats import describe
 
 VALUES = np.random.default_rng(0).standard_normal((12, 8, 32), dtype=np.float32)
@@ -110,6 +111,18 @@ def test_other_bytes_are_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     result = bench(tmp_path / "a.npy", "--tile-shape", "1,8,32")
     assert result.exit_code == 2
     assert "np.memmap, opened and copied gave other bytes" in result.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="drops pages from Linux's page cache")
+def test_what_is_dropped_is_not_cached_and_looking_does_not_bring_it_back(disk_path: Path):
+    np.save(disk_path / "a.npy", np.tile(VALUES, (64, 1, 1)))
+    rows = ByteMap.of_array(describe(disk_path / "a.npy"), (64, 8, 32))
+    pieces = rows.pieces([1, 5])
+    with OpenFiles(rows.files) as files:
+        read_pieces(files, pieces, np.empty(2 * rows.tile_bytes, np.uint8))
+        assert cached_share(files, pieces) == 1
+        drop_cache(files, pieces)
+        assert cached_share(files, pieces) == cached_share(files, pieces) == 0
 
 
 def test_neighbouring_runs_are_one_piece(tmp_path: Path):

@@ -171,8 +171,12 @@ def _remark(case: Case) -> list[str]:
     if case.name == "cold":
         if not case.cached:
             return ["whether the page cache was empty is not known here"]
-        if max(case.cached) > 0.01:
-            return [f"not cold: up to {max(case.cached):.0%} of the tiles were in the page cache still"]
+        kept = [share for share in case.cached if share > 0.01]
+        if kept:
+            return [
+                f"not cold: before {len(kept)} of {len(case.cached)} requests, up to {max(kept):.0%} of the tiles were "
+                "in the page cache still"
+            ]
     if case.name == "warm" and case.cached and min(case.cached) < 0.99:
         return [f"not warm: only {min(case.cached):.0%} of the tiles were in the page cache"]
     return []

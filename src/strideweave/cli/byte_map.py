@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 _MOST_OPEN = 64
+_TRIES = 5
 
 
 class Piece(NamedTuple):
@@ -191,24 +193,39 @@ def map_pieces(files: Sequence[str], pieces: Sequence[Piece], memory: NDArray[np
 
 def drop_cache(files: OpenFiles, pieces: Sequence[Piece]) -> None:
     """Ask the system to forget what it has cached of some files; what is not written yet is written before."""
-    for number in {piece.file for piece in pieces}:
-        os.fsync(files[number])
-        os.posix_fadvise(files[number], 0, 0, os.POSIX_FADV_DONTNEED)
+    for _ in range(_TRIES):  # pages on their way between the kernel's lists stay the first time
+        for number in {piece.file for piece in pieces}:
+            os.fsync(files[number])
+            os.posix_fadvise(files[number], 0, 0, os.POSIX_FADV_DONTNEED)
+        if not cached_share(files, pieces):  # nothing, or nobody knows
+            return
 
 
 def cached_share(files: OpenFiles, pieces: Sequence[Piece]) -> float | None:
-    """How much of some bytes is cached, from 0 to 1, by a look at the first page of each; None if nobody tells."""
-    if not pieces or not hasattr(os, "RWF_NOWAIT"):
-        return None
-    page, there = bytearray(1), 0
+    """How many of the pages with some bytes are cached, from 0 to 1; None where the system does not tell.
+
+    A read that must not wait would tell as well, but has the system fetch what it does not find.
+    """
+    mincore = getattr(ctypes.CDLL(None), "mincore", None)
+    by_file: dict[int, list[Piece]] = {}
     for piece in pieces:
-        try:
-            there += os.preadv(files[piece.file], [page], piece.offset, os.RWF_NOWAIT)
-        except BlockingIOError:
-            continue
-        except OSError:  # this file system does not know the flag
-            return None
-    return there / len(pieces)
+        by_file.setdefault(piece.file, []).append(piece)
+    there = total = 0
+    for number, some in by_file.items():
+        with mmap.mmap(files[number], 0, access=mmap.ACCESS_READ) as mapped:
+            memory = np.frombuffer(mapped, np.uint8)
+            start = memory.ctypes.data
+            del memory  # or the mapping could not be closed
+            for piece in some:
+                first = piece.offset // mmap.PAGESIZE * mmap.PAGESIZE
+                nbytes = piece.offset + piece.nbytes - first
+                pages = np.zeros(-(-nbytes // mmap.PAGESIZE), np.uint8)
+                addresses = ctypes.c_void_p(start + first), ctypes.c_size_t(nbytes)
+                if mincore is None or mincore(*addresses, ctypes.c_void_p(pages.ctypes.data)):
+                    return None
+                there += int((pages & 1).sum())
+                total += len(pages)
+    return there / total if total else None
 
 
 def page_aligned(nbytes: int) -> NDArray[np.uint8]:

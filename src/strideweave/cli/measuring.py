@@ -94,6 +94,10 @@ class Request(NamedTuple):
     pieces: Sequence[Piece]
 
 
+def _nothing(_: Request) -> None:
+    """What comes before most requests."""
+
+
 class Measurement:
     """The contenders over one array; a context manager that releases everything.
 
@@ -129,7 +133,6 @@ class Measurement:
         self._stack = ExitStack()
 
     def __enter__(self) -> Measurement:
-        self._memory = page_aligned(self.tiles * self._map.tile_bytes)
         self._files = self._stack.enter_context(OpenFiles(self._map.files))
         return self
 
@@ -155,7 +158,7 @@ class Measurement:
         rows = np.empty((self._pool, self._map.tile_bytes), np.uint8)
         self._map.clear(rows.reshape(-1))
         read_pieces(self._files, self._map.pieces(self._ordinals(pool, at)), rows.reshape(-1))
-        given = self._memory.reshape(self.tiles, -1)
+        given = self._destination().reshape(self.tiles, -1)
         contenders = {
             "project, given destination": self._projecting(tensor, given=True),
             "project, fresh tensor": self._projecting(tensor, given=False),
@@ -167,24 +170,29 @@ class Measurement:
         return self._measure("hot", contenders, advance, fixed=at)
 
     def _warm(self, advance: Callable[[str, float], None]) -> Case:
-        return self._measure("warm", self._reading(), advance, prepare=self._read_once)
+        other = self._destination()  # no contender finds its own memory in the processor's caches
+
+        def read_once(request: Request) -> None:
+            read_pieces(self._files, request.pieces, other)
+
+        return self._measure("warm", self._reading(), advance, before_turn=read_once)
 
     def _cold(self, advance: Callable[[str, float], None]) -> Case:
         if not hasattr(os, "posix_fadvise"):
             return Case("cold", skipped="this system has no posix_fadvise, which empties the page cache")
-        return self._measure("cold", self._reading(), advance, prepare=self._drop)
+        return self._measure("cold", self._reading(), advance, before_each=self._drop)
 
     def _reading(self) -> dict[str, Callable[[Request], Any]]:
         tensor = self._opened(Streaming())
-        memory, files = self._memory, self._map.files
+        to_read, to_map, files = self._destination(), self._destination(), self._map.files
 
         def read(request: Request) -> NDArray[np.uint8]:
-            read_pieces(self._files, request.pieces, memory)
-            return memory
+            read_pieces(self._files, request.pieces, to_read)
+            return to_read
 
         def map_(request: Request) -> NDArray[np.uint8]:
-            map_pieces(files, request.pieces, memory)
-            return memory
+            map_pieces(files, request.pieces, to_map)
+            return to_map
 
         return {
             "project, given destination": self._projecting(tensor, given=True),
@@ -198,7 +206,8 @@ class Measurement:
         name: str,
         contenders: Mapping[str, Callable[[Request], Any]],
         advance: Callable[[str, float], None],
-        prepare: Callable[[Request], None] | None = None,
+        before_turn: Callable[[Request], None] = _nothing,
+        before_each: Callable[[Request], None] = _nothing,
         fixed: list[int] | None = None,
     ) -> Case:
         case = Case(name, {contender: [] for contender in contenders})
@@ -206,13 +215,12 @@ class Measurement:
         stage = f"measuring {name} projections"
         for turn, request in enumerate(self._requests(fixed)):
             advance(stage, turn / (self._turns + 1))
+            before_turn(request)
             for place in range(len(names)):
                 contender = names[(place + turn) % len(names)]
-                self._map.clear(self._memory)
-                if prepare is not None:
-                    prepare(request)
-                    share = cached_share(self._files, request.pieces)
-                    case.cached += [] if share is None or not turn else [share]
+                before_each(request)
+                share = cached_share(self._files, request.pieces) if fixed is None else None
+                case.cached += [] if share is None or not turn else [share]
                 started = time.perf_counter()
                 found = contenders[contender](request)
                 seconds = time.perf_counter() - started
@@ -276,11 +284,14 @@ class Measurement:
             for index in along
         ]
 
-    def _read_once(self, request: Request) -> None:
-        read_pieces(self._files, request.pieces, self._memory)
-
     def _drop(self, request: Request) -> None:
         drop_cache(self._files, request.pieces)
+
+    def _destination(self) -> NDArray[np.uint8]:
+        """Memory for a request that was written to before."""
+        memory = page_aligned(self.payload)
+        self._map.clear(memory)
+        return memory
 
     def _opened(self, policy: ResidencyPolicy) -> Tensor:
         tensor = self._open(policy)
