@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import strideweave as sw
 from strideweave.cli import app, measuring
-from strideweave.cli.byte_map import ByteMap, OpenFiles, cached_share, drop_cache, read_pieces  # noqa: E402
+from strideweave.cli.byte_map import ByteMap, OpenFiles, cached_share, drop_cache, read_pieces
 from strideweave.formats import describe
 
 VALUES = np.random.default_rng(0).standard_normal((12, 8, 32), dtype=np.float32)

@@ -163,3 +163,41 @@ def test_an_interrupted_pack_ends_with_130_and_leaves_nothing(disk_path: Path):
     assert process.returncode == 130
     assert said == "strideweave pack: interrupted\n"
     assert [path.name for path in disk_path.iterdir()] == ["zeros.bin"]
+
+
+def test_a_full_disk_is_one_line_and_2_and_leaves_nothing(tmp_path: Path):
+    np.zeros((64, 1 << 16), np.uint8).tofile(tmp_path / "zeros.bin")
+    command = [*PROGRAM, "pack", "zeros.bin", "store", "--dtype", "uint8", "--shape", "64,65536"]
+    limited = ["bash", "-c", 'ulimit -f 1024; exec "$@"', "bash", *command]  # blocks of 1024 bytes
+    ended = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("strideweave pack: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["zeros.bin"]
+
+
+@pytest.mark.parametrize("flag", [[], ["--json"]])
+def test_a_bar_is_for_terminals_and_for_people(array: Path, flag: list[str]):
+    pty = pytest.importorskip("pty")
+    store = array.parent / "store"
+    assert run("pack", array, store, "--tile-shape", "1,8").exit_code == 0
+    leader, follower = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    ended = subprocess.run(
+        [*PROGRAM, "verify", store, *flag],
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        env=environment,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    os.close(follower)
+    os.set_blocking(leader, False)
+    try:
+        shown = os.read(leader, 1 << 16).decode()
+    except OSError:  # nothing was written, and nobody is left to
+        shown = ""
+    os.close(leader)
+    assert ("verifying store" in shown) is (not flag)
+    assert ("verifying" in ended.stdout) is False
