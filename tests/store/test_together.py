@@ -166,6 +166,34 @@ def test_a_forked_child_does_not_hold_the_lock_of_its_parent(store):
         os.close(end)
 
 
+FORKER = """
+import os, sys
+from strideweave.store import open_store
+tensor = open_store(sys.argv[1], "r+")
+child = os.fork()
+if child == 0:
+    print("open", flush=True)
+    os.close(1)
+    sys.stdin.read()
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_the_lock_ends_with_a_killed_process_whose_child_lives_on(store, opened):
+    forker = subprocess.Popen(
+        [sys.executable, "-c", FORKER, str(store)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with forker:
+        assert forker.stdout is not None
+        assert forker.stdout.readline() == "open\n"
+        with pytest.raises(OSError, match=f"process {forker.pid} "):
+            open_store(store, "r+")
+        forker.send_signal(signal.SIGKILL)
+        forker.wait()
+        opened(store, "r+")  # the child still waits for the end of its input
+
+
 @pytest.mark.anyio
 async def test_a_store_serves_callers_in_any_loop(store, values, opened):
     tensor = opened(store, "r+")

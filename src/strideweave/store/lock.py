@@ -84,13 +84,13 @@ def _holder(number: int) -> str:
 
 
 def _unlock(number: int, process: int) -> None:
-    if process == os.getpid():
+    if process == os.getpid():  # in a child the lock stays where it is, with the parent
         with suppress(OSError):
             fcntl.flock(number, fcntl.LOCK_UN)
-        os.close(number)
+    os.close(number)
 
 
 def _leave_to_parent(lock: weakref.ref[WriterLock]) -> None:
     found = lock()
     if found is not None:
-        found.close()  # a copy of the parent's descriptor: the lock stays where it is
+        found.close()  # or the lock would last as long as this child
