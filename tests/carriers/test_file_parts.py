@@ -26,6 +26,7 @@ from strideweave import (
 )
 from strideweave.carriers import FileParts
 from strideweave.carriers.move import Transfer, dispatch_move
+from strideweave.carriers.move.planning import TransferBatch, TransferBlock
 from strideweave.carriers.part_reading import MOST_RUNS, PartTable
 from strideweave.io.engine import statistics as engine_statistics
 from strideweave.io.file_pool import KnownFile
@@ -291,3 +292,21 @@ def test_tiles_are_read_in_the_order_in_which_they_lie(tmp_path):
     assert tiled.secondary.statistics().bytes_read == array.nbytes
     assert [tiled[i] for i in range(0, 65536, 1023)] == tile_major(array, (256, 8))[::1023].tolist()
     tiled.release()
+
+
+def test_a_batch_for_several_memories_is_one_batch_of_reads(tmp_path):
+    array = np.arange(96, dtype=np.int32).reshape(8, 12)
+    source = stored(tmp_path, array, (2, 12), (2, 12))
+    memories = [CPU(24, dtype=DType.Int32) for _ in range(4)]
+    blocks = [
+        TransferBlock(source, np.array([24 * number]), memory, np.array([0]), 24)
+        for number, memory in enumerate(memories)
+    ]
+    before = engine_statistics()
+    operation = dispatch_move(FileParts, CPU)()
+    source._scope.start(AwaitResult(), operation.transfer, TransferBatch(blocks)).wait(60)
+    after = engine_statistics()
+    assert (after.batches - before.batches, after.bytes_read - before.bytes_read) == (1, array.nbytes)
+    assert [memory.numpy().tolist() for memory in memories] == array.reshape(4, 24).tolist()
+    assert source.statistics().pieces_read == 4
+    source.release()

@@ -13,7 +13,7 @@ from strideweave.carriers.base import CarrierStatistics
 from strideweave.carriers.file_backed import FileBacked
 from strideweave.carriers.file_slots import FileCarrier
 from strideweave.carriers.lifecycle import check_slot_count
-from strideweave.carriers.part_reading import PartTable, changed, read_parts
+from strideweave.carriers.part_reading import PartTable, SlotSpans, changed, read_parts
 from strideweave.dtype import DType
 from strideweave.errors import ImmutableError
 from strideweave.io.file_pool import ChangedFile, FilePool, open_known, still_known
@@ -127,16 +127,10 @@ class FileParts(FileCarrier):
             occupied_bytes=0 if spill is None else spill.occupied_bytes,
         )
 
-    async def _read_into(
-        self,
-        starts: NDArray[np.int64],
-        slots: int,
-        memory: NDArray[np.uint8],
-        places: NDArray[np.int64],
-    ) -> None:
+    async def _read_into(self, spans: Sequence[SlotSpans]) -> None:
         """Read spans of slots of files in place into memory; see ``read_parts``."""
         assert self._table is not None
-        nbytes, pieces = await read_parts(self._table, starts, slots, memory, places)
+        nbytes, pieces = await read_parts(self._table, spans)
         with self._lock:
             self._bytes_read += nbytes
             self._pieces_read += pieces
@@ -181,9 +175,8 @@ class FileParts(FileCarrier):
             return super()._read_slots(start, slots)
         self._require_live()
         values = np.empty(slots, self._dtype.numpy)
-        first, place = np.array([start], np.int64), np.zeros(1, np.int64)
-        work = self._read_into, first, slots, values.view(np.uint8), place
-        self._scope.start(AwaitResult[None](), *work).wait()
+        spans = SlotSpans(np.array([start], np.int64), slots, values.view(np.uint8), np.zeros(1, np.int64))
+        self._scope.start(AwaitResult[None](), self._read_into, [spans]).wait()
         return values
 
     def _file(self) -> tuple[OpenFile, int]:

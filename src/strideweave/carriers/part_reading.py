@@ -9,31 +9,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
+from strideweave.carriers.part_cover import Cover, find_cover
 from strideweave.errors import FileChangedError
 from strideweave.io.buffers import aligned_array
 from strideweave.io.engine import ShortFileError, default_engine
 from strideweave.io.file_pool import ChangedFile, FilePool, KnownFile, still_known
 from strideweave.io.positioned import SpanBatch, SpanBlock
 from strideweave.runtime.event_loop import current_runtime
-from strideweave.runtime.workers import INLINE_BYTES, run_jobs
+from strideweave.runtime.workers import run_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import TypeAlias
 
     from numpy.typing import NDArray
 
     from strideweave.io.files import OpenFile
     from strideweave.tiles.part_map import PartMap
 
-    Integers = NDArray[np.int64]
-    _Group = Sequence[tuple[int, slice]]
+    Integers: TypeAlias = NDArray[np.int64]
+    _Group: TypeAlias = Sequence[tuple[int, "_Pieces"]]
 
-__all__ = ["PartTable", "SlotRuns", "changed", "read_parts", "slot_runs"]
+__all__ = ["PartTable", "SlotRuns", "SlotSpans", "changed", "read_parts", "slot_runs"]
 
 MOST_RUNS = 4096
 """Runs that are looked for at once, at most: it takes about a fifth of a millisecond. Small ones that are read as
@@ -41,15 +44,6 @@ ranges take up to twice their size in memory meanwhile, which is 8 MiB."""
 
 MOST_SPANS = 256
 """Spans that the engine is given at once, at most, as of tiles: more would hold up the loop by a millisecond."""
-
-SMALL_PIECE = 1024
-"""Bytes: pieces shorter than this that lie close together are read as one range, into memory beside, and copied."""
-
-SPREAD_BYTES = 256 << 10
-"""Bytes that such pieces are copied by at once."""
-
-FEWEST_PIECES = 4
-"""Such pieces to a range, at least, on average: for fewer the copy is not worth it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +80,22 @@ class PartTable:
         return grid.coordinate(grid.tile_of(slot))
 
 
+class SlotSpans(NamedTuple):
+    """Spans of slots to read into one memory.
+
+    Attributes:
+        starts: first slot of each span.
+        slots: slots of every span.
+        memory: contiguous one-dimensional bytes.
+        places: the byte of ``memory`` that each span goes to.
+    """
+
+    starts: Integers
+    slots: int
+    memory: NDArray[np.uint8]
+    places: Integers
+
+
 class SlotRuns(NamedTuple):
     """Slots to read that lie in one piece each, all equally many.
 
@@ -108,6 +118,12 @@ class _Pieces(NamedTuple):
     slots: Integers
     places: Integers
     nbytes: int
+    memory: NDArray[np.uint8]
+
+    def part(self, part: slice) -> _Pieces:
+        """Some of them, neighbours in this order."""
+        files, offsets, slots, places, nbytes, memory = self
+        return _Pieces(files[part], offsets[part], slots[part], places[part], nbytes, memory)
 
 
 def slot_runs(table: PartTable, starts: Integers, slots: int, places: Integers) -> Iterator[SlotRuns]:
@@ -155,17 +171,12 @@ def _whole(starts: Integers, count: int, places: Integers, size: int, width: int
             )
 
 
-async def read_parts(
-    table: PartTable, starts: Integers, slots: int, memory: NDArray[np.uint8], places: Integers
-) -> tuple[int, int]:
+async def read_parts(table: PartTable, spans: Iterable[SlotSpans]) -> tuple[int, int]:
     """Read spans of slots into memory.
 
     Args:
         table: the parts.
-        starts: first slot of each span.
-        slots: slots of every span.
-        memory: contiguous one-dimensional bytes.
-        places: the byte of ``memory`` that each span goes to.
+        spans: the spans, memory by memory; together they are as few batches as their number allows.
 
     Returns:
         How many bytes were read from the files, and in how many pieces.
@@ -174,86 +185,100 @@ async def read_parts(
         FileChangedError: a file is not what it was when it was opened; names file, tensor and tile.
         OSError: the system failed, with the path.
     """
-    nbytes = pieces = 0
-    if slots:
-        pool = current_runtime().service(FilePool)
-        for runs in slot_runs(table, starts, slots, places):
-            found = _find(table, runs)
-            absent = int(np.searchsorted(found.files, 0))
-            if absent:
-                found = await _fill_absent(table, found, absent, memory)
-            for group in _groups(found, pool.capacity):
-                nbytes += await _read_group(table, pool, found, group, memory)
-            pieces += len(found.slots)
+    nbytes = pieces = waiting = 0
+    batch: list[_Pieces] = []
+    for starts, slots, memory, places in spans:
+        for runs in slot_runs(table, starts, slots, places) if slots else ():
+            batch.append(await _fill_absent(table, _find(table, runs, memory)))
+            pieces += len(runs.slots)
+            waiting += len(runs.slots)
+            if waiting >= MOST_RUNS:
+                nbytes += await _read_batch(table, batch)
+                batch, waiting = [], 0
+    if batch:
+        nbytes += await _read_batch(table, batch)
     return nbytes, pieces
 
 
-def _find(table: PartTable, runs: SlotRuns) -> _Pieces:
+async def _read_batch(table: PartTable, batch: Sequence[_Pieces]) -> int:
+    """Read pieces, from as many files at a time as may be open; gives the bytes read."""
+    pool = current_runtime().service(FilePool)
+    return sum([await _read_group(table, pool, group) for group in _groups(batch, pool.capacity)])
+
+
+def _find(table: PartTable, runs: SlotRuns, memory: NDArray[np.uint8]) -> _Pieces:
     numbers, skipped = np.divmod(runs.slots, table.map.run_size)
     files, offsets = table.find(numbers)
     offsets = offsets + skipped * table.itemsize
     order = np.lexsort((offsets, files))
     nbytes = runs.length * table.itemsize
-    return _Pieces(files[order], offsets[order], runs.slots[order], runs.places[order], nbytes)
+    return _Pieces(files[order], offsets[order], runs.slots[order], runs.places[order], nbytes, memory)
 
 
-async def _fill_absent(table: PartTable, pieces: _Pieces, absent: int, memory: NDArray[np.uint8]) -> _Pieces:
-    """Fill in the first pieces, which lie in no file; gives the others."""
+async def _fill_absent(table: PartTable, pieces: _Pieces) -> _Pieces:
+    """Fill in the pieces that lie in no file, which are the first; gives the others."""
+    absent = int(np.searchsorted(pieces.files, 0))
+    if not absent:
+        return pieces
     value = np.frombuffer(table.fill, np.uint8)
 
     def fill(places: list[int]) -> None:
         for place in places:
-            memory[place : place + pieces.nbytes].reshape(-1, table.itemsize)[...] = value
+            pieces.memory[place : place + pieces.nbytes].reshape(-1, table.itemsize)[...] = value
 
     await run_jobs([partial(fill, pieces.places[:absent].tolist())])
-    files, offsets, slots, places, nbytes = pieces
-    return _Pieces(files[absent:], offsets[absent:], slots[absent:], places[absent:], nbytes)
+    return pieces.part(slice(absent, None))
 
 
-def _groups(pieces: _Pieces, most_files: int) -> Iterator[_Group]:
-    """Which pieces are in which file, for as many files at a time as may be open."""
-    if not len(pieces.files):
-        return
-    firsts = np.flatnonzero(np.append(True, np.diff(pieces.files))).tolist()
-    bounds = zip(firsts, [*firsts[1:], len(pieces.files)], strict=True)
-    entries = [(int(pieces.files[first]), slice(first, end)) for first, end in bounds]
-    for first in range(0, len(entries), most_files):
-        yield entries[first : first + most_files]
+def _groups(batch: Sequence[_Pieces], most_files: int) -> Iterator[_Group]:
+    """The pieces of a batch file by file, for as many files at a time as may be open."""
+    entries: list[tuple[int, _Pieces]] = []
+    for pieces in batch:
+        borders = (np.flatnonzero(np.diff(pieces.files)) + 1).tolist()
+        for first, end in pairwise([0, *borders, len(pieces.files)]):
+            if first < end:
+                entries.append((int(pieces.files[first]), pieces.part(slice(first, end))))
+    entries.sort(key=itemgetter(0))
+    group: list[tuple[int, _Pieces]] = []
+    for number, entry in entries:
+        if group and number != group[-1][0] and len({place for place, _ in group}) == most_files:
+            yield group
+            group = []
+        group.append((number, entry))
+    if group:
+        yield group
 
 
-async def _read_group(
-    table: PartTable, pool: FilePool, pieces: _Pieces, group: _Group, memory: NDArray[np.uint8]
-) -> int:
+async def _read_group(table: PartTable, pool: FilePool, group: _Group) -> int:
     """Read the pieces in some files, and see that these are what they were all the while; gives the bytes read."""
-    known = {table.files[number]: part for number, part in group}
+    parts = [(table.files[number], pieces) for number, pieces in group]
     nbytes = 0
     try:
-        async with pool.hold(list(known)) as files:
+        async with pool.hold(list(dict.fromkeys([known for known, _ in parts]))) as files:
             blocks: list[SpanBlock] = []
-            covers: list[tuple[_Cover, NDArray[np.uint8], slice]] = []
-            for file, part in known.items():
-                cover = _cover(pieces.offsets[part], pieces.nbytes)
+            covers: list[tuple[Cover, NDArray[np.uint8], _Pieces]] = []
+            for known, pieces in parts:
+                cover = find_cover(pieces.offsets, pieces.nbytes)
                 if cover is None:
-                    offsets, places = pieces.offsets[part], pieces.places[part]
-                    blocks.append(SpanBlock(files[file], offsets, memory, places, pieces.nbytes))
+                    _, offsets, _, places, length, memory = pieces
+                    blocks.append(SpanBlock(files[known], offsets, memory, places, length))
                 else:
                     staging = aligned_array(cover.nbytes)
-                    covers.append((cover, staging, part))
-                    blocks += cover.blocks(files[file], staging)
+                    covers.append((cover, staging, pieces))
+                    blocks += cover.blocks(files[known], staging)
             try:
                 for batch in _batches(blocks):
                     await default_engine().read(batch)
                     nbytes += batch.total
             except ShortFileError as error:
                 _check_all(files)  # which knows better what has happened
-                raise _short(table, pieces, known, error) from error
+                raise _short(table, parts, error) from error
             _check_all(files)
-        for cover, staging, part in covers:
-            await cover.spread(staging, memory, pieces.places[part])
+        for cover, staging, pieces in covers:
+            await cover.spread(staging, pieces.memory, pieces.places)
     except ChangedFile as change:
-        part = known[change.file]
-        slot, offset = int(pieces.slots[part.start]), int(pieces.offsets[part.start])
-        raise changed(table, change, slot, offset) from change.__cause__
+        pieces = next(pieces for known, pieces in parts if known is change.file)
+        raise changed(table, change, int(pieces.slots[0]), int(pieces.offsets[0])) from change.__cause__
     except OSError as error:
         error.add_note(f"while reading tensor {table.name!r}")
         raise
@@ -280,72 +305,6 @@ def _batches(blocks: Sequence[SpanBlock]) -> Iterator[SpanBatch]:
         yield SpanBatch(batch)
 
 
-class _Cover(NamedTuple):
-    """Ranges of a file that small pieces lie in close together, read instead of the pieces.
-
-    Attributes:
-        starts: first byte of each range.
-        lengths: bytes of each.
-        sources: for each piece its first byte in the ranges, one after the other.
-        piece: bytes of every piece.
-    """
-
-    starts: Integers
-    lengths: Integers
-    sources: Integers
-    piece: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all ranges."""
-        return int(self.lengths.sum())
-
-    def blocks(self, file: OpenFile, staging: NDArray[np.uint8]) -> list[SpanBlock]:
-        """What reads the ranges one after the other into memory."""
-        places = np.cumsum(self.lengths) - self.lengths
-        found = []
-        for length in np.unique(self.lengths).tolist():
-            which = np.flatnonzero(self.lengths == length)
-            found.append(SpanBlock(file, self.starts[which], staging, places[which], length))
-        return found
-
-    async def spread(self, staging: NDArray[np.uint8], memory: NDArray[np.uint8], places: Integers) -> None:
-        """Copy the pieces out of what was read to their places."""
-        work = partial(self._spread, staging, memory, places)
-        if len(places) * self.piece <= INLINE_BYTES:
-            work()
-        else:
-            await run_jobs([work])
-
-    def _spread(self, staging: NDArray[np.uint8], memory: NDArray[np.uint8], places: Integers) -> None:
-        # Every run of so many bytes, as a row: fancy indexing then copies rows, a few at a time by way of the cache.
-        from_ = sliding_window_view(staging, self.piece)
-        to = sliding_window_view(memory, self.piece, writeable=True)
-        step = max(1, SPREAD_BYTES // self.piece)
-        for first in range(0, len(places), step):
-            some = slice(first, first + step)
-            to[places[some]] = from_[self.sources[some]]
-
-
-def _cover(offsets: Integers, nbytes: int) -> _Cover | None:
-    """The ranges that sorted pieces of one length lie in, where reading these is worth a copy; else None.
-
-    A range goes on where the next piece is no further away than a piece is long, so less than twice the bytes of the
-    pieces are read.
-    """
-    if nbytes >= SMALL_PIECE or len(offsets) < FEWEST_PIECES:
-        return None
-    begins = np.flatnonzero(np.append(True, np.diff(offsets) > 2 * nbytes))
-    if len(begins) * FEWEST_PIECES > len(offsets):
-        return None
-    ends = np.append(begins[1:], len(offsets)) - 1
-    starts = offsets[begins]
-    lengths = offsets[ends] + nbytes - starts
-    before = np.cumsum(lengths) - lengths
-    counts = ends - begins + 1
-    return _Cover(starts, lengths, offsets - np.repeat(starts - before, counts), nbytes)
-
-
 def _check_all(files: Mapping[KnownFile, OpenFile]) -> None:
     for known, file in files.items():
         still_known(known, file.fd)
@@ -365,16 +324,16 @@ def changed(table: PartTable, change: ChangedFile, slot: int, offset: int) -> Fi
 
 
 def _short(
-    table: PartTable, pieces: _Pieces, known: Mapping[KnownFile, slice], error: ShortFileError
+    table: PartTable, parts: Sequence[tuple[KnownFile, _Pieces]], error: ShortFileError
 ) -> FileChangedError:
     """A file that ended early although its size says otherwise."""
-    part = next((part for file, part in known.items() if file.path == error.path), slice(0, 1))
-    inside = int(np.searchsorted(pieces.offsets[part], error.offset, side="right")) - 1
+    pieces = next((pieces for known, pieces in parts if known.path == error.path), parts[0][1])
+    inside = int(np.searchsorted(pieces.offsets, error.offset, side="right")) - 1
     return FileChangedError(
         "the file ended early",
         path=error.path,
         tensor=table.name,
-        tile=table.tile_at(int(pieces.slots[part.start + max(inside, 0)])),
+        tile=table.tile_at(int(pieces.slots[max(inside, 0)])),
         offset=error.offset,
         wanted=f"{error.wanted} bytes",
         found=f"{error.got} bytes",

@@ -22,6 +22,7 @@ from strideweave.carriers.move.planning import (
     checked_runs,
     cut_runs,
 )
+from strideweave.carriers.part_reading import SlotSpans
 from strideweave.io.buffers import aligned_array
 from strideweave.io.engine import default_engine
 from strideweave.io.positioned import FileSpan
@@ -38,14 +39,18 @@ class FilePartsToMemory(MoveOperation):
     async def transfer(self, transfers: Sequence[Transfer]) -> None:
         """Copy all spans; see :meth:`MoveOperation.transfer`."""
         spilled: list[TransferBlock] = []
+        in_place: dict[FileParts, list[SlotSpans]] = {}
         for block in _blocks(transfers):
             source = block.source
             if isinstance(source, FileParts) and source._in_place:
                 memory = writable_bytes(block.destination)
                 places = block.destination_starts * source.dtype().itemsize
-                await source._read_into(block.source_starts, block.slots, memory, places)
+                spans = SlotSpans(block.source_starts, block.slots, memory, places)
+                in_place.setdefault(source, []).append(spans)
             else:
                 spilled.append(block)
+        for source, wanted in in_place.items():
+            await source._read_into(wanted)
         if spilled:
             await FileToMemory().transfer(TransferBatch(spilled))
 
@@ -70,7 +75,7 @@ class FilePartsToFile(MoveOperation):
                 width = source.dtype().itemsize
                 file, base = destination._file()
                 first, place = np.array([start], np.int64), np.array([filled], np.int64)
-                await source._read_into(first, slots, staging, place)  # type: ignore[attr-defined]
+                await source._read_into([SlotSpans(first, slots, staging, place)])  # type: ignore[attr-defined]
                 part = staging[filled : filled + slots * width]
                 writes.append(FileSpan(file, base + at * width, part))
                 filled += part.nbytes
