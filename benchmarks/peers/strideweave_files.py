@@ -94,5 +94,8 @@ def save_methods(peer: Peer, task: Task) -> list[Method]:
 
 
 def first_methods(task: Task) -> list[Method]:
-    """The first tile in a process that has nothing but its imports."""
-    return [FirstTile.contender("open_tiled + project", "strideweave", task)]
+    """The first tile in a process that has nothing but its imports, and in one whose loop runs already."""
+    return [
+        FirstTile.contender("open_tiled + project", "strideweave", task),
+        FirstTile.contender("open_tiled + project, loop running", "strideweave-running", task),
+    ]
