@@ -20,7 +20,7 @@ import numpy as np
 from strideweave import Tensor, TileSet, asarray, save_tiled, tiled
 from strideweave.io import positioned
 from strideweave.runtime.workers import run_jobs
-from strideweave.store import open_store, replacing, tile_files, writer
+from strideweave.store import open_store, replacing, tile_files, tile_reader, writer
 
 TILES, SLOTS = 3, 8
 PIECE = 24  # bytes that one write moves: three quarters of a tile, so that tiles are torn
@@ -76,6 +76,7 @@ def light(calls: int) -> None:
     for module in (tile_files, writer):
         module.default_engine = lambda: engine
         module.write_spans = engine.write_now
+    tile_reader.default_engine = lambda: engine
     if replacing._RENAMEAT2 is not None:
         replacing._RENAMEAT2 = fuse.guard(replacing._RENAMEAT2)
     for name in ("ftruncate", "fdatasync", "fsync", "mkdir", "rename", "open", "unlink", "rmdir"):

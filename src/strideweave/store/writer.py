@@ -17,10 +17,11 @@ from strideweave.io.files import OpenFile
 from strideweave.io.positioned import FileSpan, write_spans
 from strideweave.runtime.workers import run_jobs
 from strideweave.store.checksums import checksum_function, sums_of
+from strideweave.store.durable_names import sync_directory
 from strideweave.store.lock import WriterLock
 from strideweave.store.manifest import DATA, FILES, JOURNAL, LOCK, MANIFEST, TABLE, Manifest
 from strideweave.store.replacing import exchange, remove_tree
-from strideweave.store.tile_files import BATCH_TILES, sync_names
+from strideweave.store.tile_files import BATCH_TILES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +120,7 @@ class StoreWriter:
         if self._durable:
             for file in self._files.values():
                 file.persist()
-            sync_names(str(directory))
+            sync_directory(directory)
         if self._overwrite and os.path.lexists(self._path):
             self._replace(directory)
         else:
@@ -127,7 +128,7 @@ class StoreWriter:
             directory.rename(self._path)
         self._directory = None
         if self._durable:
-            sync_names(str(self._path))
+            sync_directory(self._path.absolute().parent)
         self._close()
 
     def _replace(self, directory: Path) -> None:
