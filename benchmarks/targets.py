@@ -230,13 +230,13 @@ def _growth(results: Sequence[dict[str, Any]]) -> Iterator[Verdict]:
 
 
 def _peaks(results: Sequence[dict[str, Any]]) -> Iterator[Verdict]:
-    """Memory beyond a given destination that a streaming projection takes at its peak."""
+    """Memory beyond the values asked for that a projection takes at its peak."""
     for result in results:
-        for row in find(result["rows"], OURS, "streaming", GIVEN):
+        for row in find(result["rows"], OURS, ""):
             if result["case"] == "memory" and all("peak_mib" in turn for turn in row["turns"]):
                 found = quartiles(turns(row, "peak_mib"))
                 staging = max(turns(row, "staging_mib"))
-                what, reference = "memory beyond a given destination", f"staging of {staging:.1f} MiB"
+                what, reference = "memory beyond the values asked for", f"staging of {staging:.1f} MiB"
                 must = staging + SLACK_MIB
                 yield Verdict(
                     what, result["title"], _name(row), reference, found, must, at_least=False, unit="MiB"

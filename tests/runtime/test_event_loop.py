@@ -82,13 +82,13 @@ def busy_loop(fresh_runtime, monkeypatch):
 
     runtime.post(hold)
     busy.wait()
-    call_soon = runtime._loop.call_soon_threadsafe
+    ring = runtime._bell.ring
 
-    def watched(*args, **options):
-        woken.append(args)
-        return call_soon(*args, **options)
+    def watched():
+        woken.append(threading.current_thread())
+        ring()
 
-    monkeypatch.setattr(runtime._loop, "call_soon_threadsafe", watched)
+    monkeypatch.setattr(runtime._bell, "ring", watched)
     yield runtime, gate, woken
     gate.set()
 
@@ -100,13 +100,28 @@ def test_one_wake_up_serves_all_that_is_posted_meanwhile(busy_loop):
         runtime.post(seen.append, i)
     runtime.post(done.set)
     assert len(woken) == 1
+    del woken[:]
     gate.set()
     done.wait()
     assert seen == list(range(50))
     again = threading.Event()
     runtime.post(again.set)
     again.wait()
-    assert len(woken) == 2
+    assert woken.count(threading.current_thread()) == 1
+
+
+def test_a_burst_of_posts_leaves_turns_to_what_the_loop_has_to_do_besides(busy_loop):
+    runtime, gate, _ = busy_loop
+    seen, done = [], threading.Event()
+    runtime.post(lambda: asyncio.get_running_loop().call_soon(seen.append, "besides"))
+    for i in range(50):
+        runtime.post(seen.append, i)
+    runtime.post(done.set)
+    gate.set()
+    assert done.wait(60)
+    assert seen.index("besides") < 10
+    seen.remove("besides")
+    assert seen == list(range(50))
 
 
 def test_a_posted_call_that_fails_does_not_keep_the_others_from_being_made(busy_loop, caplog):
@@ -127,7 +142,7 @@ def test_an_interrupted_post_leaves_the_loop_reachable(busy_loop, monkeypatch):
         def interrupted(*_, **__):
             raise KeyboardInterrupt
 
-        patch.setattr(runtime._loop, "call_soon_threadsafe", interrupted)
+        patch.setattr(runtime._bell, "ring", interrupted)
         with pytest.raises(KeyboardInterrupt):
             runtime.post(print)
     done = threading.Event()

@@ -13,6 +13,7 @@ import pytest
 
 from strideweave.runtime import AwaitResult, TaskScope, WorkerPool, run_jobs, worker_count
 from strideweave.runtime import workers as workers_module
+from strideweave.runtime.workers import share_bytes
 
 pytestmark = pytest.mark.anyio
 
@@ -36,6 +37,18 @@ def hops(monkeypatch):
 
     monkeypatch.setattr(WorkerPool, "post", counted)
     return calls
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_every_worker_finds_two_pieces_of_a_copy_unless_they_become_too_small_or_too_large(
+    workers, monkeypatch
+):
+    monkeypatch.setattr("strideweave.runtime.workers.worker_count", lambda: workers)
+    mib = 1 << 20
+    assert share_bytes(1) == share_bytes(2 * mib * workers) == mib
+    assert share_bytes(6 * mib * workers) == 3 * mib
+    assert share_bytes(6 * mib * workers + 1) == 3 * mib + 1
+    assert share_bytes(1 << 40) == 8 * mib
 
 
 def test_worker_count_is_the_usable_cpus_and_four_at_most(monkeypatch):

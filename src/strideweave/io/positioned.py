@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FileSpan",
+    "INLINE_CACHED_BYTES",
     "INLINE_SPANS",
     "MAX_BUFFERS",
     "MAX_CALL_BYTES",
@@ -47,8 +48,9 @@ MAX_CALL_BYTES = 512 << 10
 aside: where every core is busy with one, the caller's loop would wait for its end. This is half the lateness of
 calls of 4 MiB, at the same speed."""
 
-INLINE_SPANS = 64
-"""A small batch of at most so many spans is read by the loop itself where all of it is in the page cache."""
+INLINE_SPANS, INLINE_CACHED_BYTES = 64, 1 << 20
+"""A small batch, of at most so many spans and bytes, is read by the loop itself as far as it is in the page cache:
+that takes 0.2 to 0.4 ms, and a hop to a worker and back up to half as much."""
 
 MAX_BUFFERS = 1024
 """Buffers that one system call may be given: IOV_MAX on every system that has the calls."""

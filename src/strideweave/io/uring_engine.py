@@ -1,9 +1,9 @@
 """The engine on io_uring: whole batches in one system call, completions through an eventfd that wakes the loop.
 
-No thread waits for an operation and none is started: many batches share one ring, in which up to ``QUEUE_DEPTH``
-operations are at the device at once. An operation that moves less than asked is handed over again where it stopped.
-The kernel owns the buffers until it has answered, so a batch ends only when all of its operations have, whatever
-becomes of the task that awaits it.
+No thread waits for an operation: many batches share one ring, in which up to ``QUEUE_DEPTH`` operations are at the
+device at once. What is in the page cache is read beforehand, by threads that wait for nothing. An operation that moves
+less than asked is handed over again where it stopped. The kernel owns the buffers until it has answered, so a batch
+ends only when all of its operations have, whatever becomes of the task that awaits it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 import anyio
 import numpy as np
 
+from strideweave.io.cached_reads import may_be_cached, read_what_is_cached
 from strideweave.io.positioned import (
+    INLINE_CACHED_BYTES,
     INLINE_SPANS,
     FileSpan,
     SpanBatch,
@@ -27,7 +29,7 @@ from strideweave.io.positioned import (
 from strideweave.io.statistics import EngineTally
 from strideweave.io.uring import Ring
 from strideweave.io.uring_batch import SLOT_BITS, Batch, RefusedError
-from strideweave.runtime.workers import INLINE_BYTES
+from strideweave.runtime.workers import WorkerPool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,6 +82,7 @@ class UringEngine:
         self._retry: asyncio.TimerHandle | None = None
         self._goes_on = False  # the loop has been asked to call again
         self._closed = False
+        self._pool = WorkerPool()  # reads what is in the page cache, and never waits for a device
         self._read_cached = read_cached_spans
 
     async def read(self, spans: Sequence[FileSpan]) -> None:
@@ -113,6 +116,7 @@ class UringEngine:
         With operations under way, at the end of the interpreter, the ring and the buffers are left to the kernel.
         """
         self._closed = True
+        self._pool.close()
         if self._fallback is not None:
             self._fallback.close()
         if self._batches:
@@ -131,10 +135,13 @@ class UringEngine:
         self._tally.begin(total)
         try:
             left = spans
-            if not writing and total <= INLINE_BYTES and len(spans) <= INLINE_SPANS:
-                left = list(spans)
-                if not left[0].file.is_direct:
-                    left = left[self._read_cached(left) :]
+            if not writing and may_be_cached(spans):
+                if total <= INLINE_CACHED_BYTES and len(spans) <= INLINE_SPANS:
+                    found = list(spans)
+                    if filled := self._read_cached(found):
+                        left = found[filled:]  # else as they were: a batch in blocks takes less work
+                else:
+                    left = await read_what_is_cached(spans, total, self._pool, self._read_cached)
             if left:
                 try:
                     await self._work_off(Batch.moving(left, writing=writing))

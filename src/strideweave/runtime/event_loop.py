@@ -12,11 +12,14 @@ import logging
 import threading
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
 
+from strideweave.runtime.bell import Bell
 from strideweave.runtime.locks import settling_lock
+from strideweave.runtime.pacing import paced_loop
 from strideweave.runtime.thread_role import forbid_waiting, park_daemon_thread
 
 if TYPE_CHECKING:
@@ -28,6 +31,10 @@ if TYPE_CHECKING:
     from strideweave.runtime.task_scope import TaskScope
 
 __all__ = ["EventLoop", "RuntimeStatistics", "current_runtime", "process", "statistics"]
+
+_CALLS_OF_A_TURN = (
+    4  # most calls begin a request, whose first step, a millisecond at the most, comes right after
+)
 
 S = TypeVar("S")
 
@@ -58,6 +65,7 @@ class EventLoop:
         self._services_lock = threading.RLock()  # reentrant: a service may be built on another
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context: contextvars.Context
+        self._bell: Bell
         self._stopping: anyio.Event
         self._up = threading.Event()
         # An empty context: nothing of the thread that happens to come first may leak into the requests of
@@ -95,25 +103,27 @@ class EventLoop:
         Raises:
             RuntimeError: the loop has ended.
         """
-        loop = self._loop
-        if loop is None or not self.is_open:
+        if self._loop is None or not self.is_open:
             refuse_work()
         self._posted.append((function, args))
         if self._taking:
             return
         try:
             self._taking = True
-            # The loop's own context: in the caller's, anyio would see the caller's event loop, or none.
-            loop.call_soon_threadsafe(self._take_posted, context=self._context)
+            self._bell.ring()
         except BaseException:  # such as Ctrl-C: the next post has to wake the loop again
             self._taking = False
             raise
 
     def _take_posted(self) -> None:
-        """Make the posted calls, in the loop."""
+        """Make some of the posted calls, in the loop, and the next ones after what those began."""
         self._taking = False  # first: what is posted from here on finds it so, and wakes the loop anew
         posted = self._posted
-        for _ in range(len(posted)):
+        count = len(posted)
+        if count > _CALLS_OF_A_TURN:
+            count, self._taking = _CALLS_OF_A_TURN, True
+            asyncio.get_running_loop().call_soon(self._take_posted, context=self._context)
+        for _ in range(count):
             function, args = posted.popleft()
             try:
                 function(*args)
@@ -193,7 +203,7 @@ class EventLoop:
     def _main(self) -> None:
         forbid_waiting()
         try:
-            anyio.run(self._serve, backend="asyncio")
+            anyio.run(self._serve, backend="asyncio", backend_options={"loop_factory": paced_loop})
         except (
             BaseException
         ) as crash:  # whatever it was, the observers must hear of it instead of sleeping for ever
@@ -208,7 +218,10 @@ class EventLoop:
         self._context = contextvars.copy_context()
         self._stopping = anyio.Event()
         async with anyio.create_task_group() as self.root:
-            self._loop = asyncio.get_running_loop()
+            loop = asyncio.get_running_loop()
+            # In the loop's own context: in a caller's, anyio would see the caller's event loop, or none.
+            self._bell = Bell(loop, partial(self._context.run, self._take_posted))
+            self._loop = loop
             self._up.set()
             if not self._stop_asked:
                 await self._stopping.wait()

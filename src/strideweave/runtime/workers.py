@@ -47,8 +47,11 @@ def worker_count() -> int:
 
 
 def share_bytes(nbytes: int) -> int:
-    """Return how much of a copy of so many bytes a worker is to do at once: its share of it, within bounds."""
-    return min(max(-(-nbytes // worker_count()), _SMALLEST_SHARE), _LARGEST_SHARE)
+    """Return how much of a copy of so many bytes a worker is to do at once, so that one that wakes late finds a part.
+
+    Half of an equal share, but 1 MiB at the least and 8 MiB at the most.
+    """
+    return min(max(-(-nbytes // (2 * worker_count())), _SMALLEST_SHARE), _LARGEST_SHARE)
 
 
 class WorkerPool(Executor):

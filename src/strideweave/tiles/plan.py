@@ -55,6 +55,8 @@ class RequestPlan(NamedTuple):
             return NO_ORDINALS
         if not len(self.passing):
             return self.required
+        if self.passing is self.required:
+            return NO_ORDINALS
         return self.required[~self.is_passing()]
 
     def is_passing(self) -> npt.NDArray[np.bool_]:

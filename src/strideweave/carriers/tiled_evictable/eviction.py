@@ -69,6 +69,8 @@ class Eviction(Transfers):
             return []
         with self.lock:
             leaving = self._droppable(ordinals, put_off)
+            if not len(leaving):
+                return []
             dirty = leaving[self.table.is_dirty(leaving)]
             self.ledger.begin_move(entry, leaving)
         if len(dirty):

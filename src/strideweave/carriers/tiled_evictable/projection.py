@@ -241,7 +241,8 @@ class _Projection:
         target = self._allocate() if aside else self._open_destination()
         compact = self._flat(target)
         resident = required if len(at_hand) == len(required) else required[at_hand]
-        await copy_resident(traffic, geometry, resident, at_hand, compact)
+        if len(at_hand):
+            await copy_resident(traffic, geometry, resident, at_hand, compact)
         if len(streamed):
             await copy_streamed(traffic, geometry, required[streamed], streamed, target, entry=entry)
             if self.destination is not None and not self.destination._take_over(target):
@@ -251,7 +252,9 @@ class _Projection:
     def _positions(self) -> tuple[Ordinals, Ordinals]:
         """The positions of the tiles to copy from the primary tier, and of those to stream past it."""
         plan = self.plan
-        if len(plan.passing) and not self.traffic.table.is_resident(plan.passing).all():
+        if len(plan.passing) and not self.traffic.table.are_resident(plan.passing):
+            if plan.passing is plan.required:
+                return NO_ORDINALS, np.arange(len(plan.required))
             passing = plan.is_passing()
             return np.flatnonzero(~passing), np.flatnonzero(passing)
         self.traffic.count(hits=len(plan.passing))  # those that stay are counted where they are brought

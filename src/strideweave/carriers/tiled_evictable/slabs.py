@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["SlabStore"]
 
 SLAB_BYTES = 1 << 20  # small tiles share an allocation of about this size, so that gathers stay vectorised
+LARGE_SLAB_BYTES = 4 << 20  # or of this size where so many come at once: fewer pieces, and huge pages
 
 
 @dataclass(slots=True, eq=False)
@@ -56,11 +57,11 @@ class _Slab:
 class SlabStore:
     """Tiles in slabs that are allocated as tiles arrive and recycled as they leave.
 
-    A slab holds as many tiles as fit about 1 MiB, at least one. A place that a tile left is used again first,
-    warmest first, because a page that was touched before costs no page fault. Free places above
-    ``recycle_bytes`` turn cold: their pages go back to the system, those that tiles share once no tile or warm
-    place lies on them any more, and a slab without tiles is released: to the process's pool of recycled memory, which
-    keeps it for ten seconds, unless it is ``exact``.
+    A slab holds as many tiles as fit about 1 MiB, at least one, or 4 MiB where so many arrive together. A place that
+    a tile left is used again first, warmest first, because a page that was touched before costs no page fault. Free
+    places above ``recycle_bytes`` turn cold: their pages go back to the system, those that tiles share once no tile or
+    warm place lies on them any more, and a slab without tiles is released: to the process's pool of recycled memory,
+    which keeps it for ten seconds, unless it is ``exact``.
 
     Args:
         prototype: an empty carrier of the primary tier's kind, which allocates the slabs.
@@ -76,8 +77,11 @@ class SlabStore:
         self._prototype = prototype
         self._tile_size = grid.tile_size
         self._tile_bytes = tile_bytes = grid.tile_size * prototype.dtype().itemsize
-        whole = exact and type(prototype)._discard is Carrier._discard
-        self._per_slab = 1 if whole else max(1, SLAB_BYTES // tile_bytes)
+        whole = type(prototype)._discard is Carrier._discard  # it gives memory back as a whole only
+        # Tiles of a slab, and of the largest one.
+        self._small = 1 if exact and whole else max(1, SLAB_BYTES // tile_bytes)
+        large = 1 if exact or whole else LARGE_SLAB_BYTES // tile_bytes
+        self._per_slab = max(self._small, large)
         self._page_bytes = _page_bytes(tile_bytes)
         self._most_warm = recycle_bytes // self._page_bytes
         self._neighbours = page_neighbours(tile_bytes)
@@ -110,8 +114,8 @@ class SlabStore:
         missing = count - len(self._warm) - sum([self._slabs[number].cold_count for number in self._roomy])
         before, complete = self._next_slab, False
         try:
-            for _ in range(0, missing, self._per_slab):
-                self._add_slab()
+            while missing > 0:
+                missing -= self._add_slab(self._per_slab if missing >= self._per_slab else self._small)
             complete = True
         finally:
             if not complete:
@@ -197,8 +201,8 @@ class SlabStore:
         for slab in slabs.values():
             slab.carrier.release()
 
-    def _add_slab(self) -> None:
-        count = self._per_slab
+    def _add_slab(self, count: int) -> int:
+        """Allocate a slab for so many tiles, which it gives back."""
         size = count * self._tile_size
         if self._scratch or (not self._exact and has_room(count * self._tile_bytes)):
             carrier = self._prototype._allocate_result(size)
@@ -208,6 +212,7 @@ class SlabStore:
         number, self._next_slab = self._next_slab, self._next_slab + 1
         self._slabs[number] = slab
         self._roomy[number] = None
+        return count
 
     def _remove_slab(self, number: int) -> Carrier:
         """Forget a slab without tiles; gives its carrier, to be released."""

@@ -143,6 +143,8 @@ class TileTraffic(Streaming, Eviction):
         if len(plan.early):
             changes.dropped += await self.drop_unneeded(entry, plan.early)
         todo = plan.staying
+        if not len(todo) and not len(plan.extra):
+            return
         resident = self.table.is_resident(todo)
         hits = int(np.count_nonzero(resident))
         with self.lock:

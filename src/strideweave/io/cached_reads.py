@@ -1,0 +1,77 @@
+"""Reads of what is in the page cache, by worker threads, before a batch goes to a ring.
+
+A ring would copy such bytes inside the system call that hands the batch over, in the loop's thread, or in threads of
+the kernel that take longer to wake than the copy does. Plain calls that refuse to wait copy at the speed of memory and
+leave the loop to others; what they refuse is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from strideweave.io.piecework import Piecework, cut_in_pieces
+from strideweave.io.positioned import FileSpan, SpanBatch
+from strideweave.runtime.workers import worker_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from strideweave.runtime.workers import WorkerPool
+
+    ReadCached = Callable[[Sequence[FileSpan]], int]
+
+__all__ = ["may_be_cached", "read_what_is_cached"]
+
+MOST_MISSES = 8
+"""Spans that are not in the page cache, after which the rest of a batch is not tried any more."""
+
+
+def may_be_cached(spans: Sequence[FileSpan]) -> bool:
+    """Tell whether no file of a batch is read past the page cache."""
+    owners = spans.blocks if isinstance(spans, SpanBatch) else spans
+    return not any(file.is_direct for file in {owner.file for owner in owners})
+
+
+async def read_what_is_cached(
+    spans: Sequence[FileSpan], total: int, pool: WorkerPool, read_cached: ReadCached
+) -> Sequence[FileSpan]:
+    """Fill the buffers of those spans that need no waiting for a device.
+
+    Returns when no worker touches the buffers any more, cancelled or not.
+
+    Args:
+        spans: what to read, of files with page cache.
+        total: their bytes.
+        pool: the workers.
+        read_cached: fills spans in order up to one that would have to wait, and tells how many it has filled.
+
+    Returns:
+        The spans, or parts of them, that are left to be read.
+
+    Raises:
+        ShortFileError: a file ended early.
+        ValueError: a file is closed.
+    """
+    left: list[FileSpan] = []
+    refused = 0
+
+    def read(piece: Sequence[FileSpan]) -> None:
+        nonlocal refused
+        while piece:
+            # One after the other may be missing; a batch of which nothing is there is not to be tried in whole.
+            filled = read_cached(piece) if refused < MOST_MISSES else 0
+            if filled == len(piece):
+                return
+            refused += 1
+            if refused >= MOST_MISSES:
+                left.extend(piece[filled:])
+                return
+            left.append(piece[filled])
+            piece = piece[filled + 1 :]
+
+    pieces = cut_in_pieces(list(spans), total, worker_count())
+    await Piecework(pieces, read).run(lambda work: asyncio.wrap_future(pool.submit(work)))
+    if sum([span.buffer.nbytes for span in left]) == total:
+        return spans  # as they were: a batch in blocks takes less work
+    return left

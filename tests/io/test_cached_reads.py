@@ -1,0 +1,164 @@
+"""What is in the page cache never sees the ring, and what is not there is left to it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import anyio
+import numpy as np
+import pytest
+
+from strideweave.io import uring
+from strideweave.io.cached_reads import MOST_MISSES, may_be_cached, read_what_is_cached
+from strideweave.io.files import OpenFile
+from strideweave.io.positioned import FileSpan, ShortFileError, SpanBatch, SpanBlock, read_spans
+from strideweave.io.uring import why_unavailable
+from strideweave.io.uring_engine import UringEngine
+from strideweave.runtime.workers import WorkerPool
+
+MIB = 1 << 20
+CONTENT = np.random.default_rng(14).integers(0, 256, 8 * MIB, dtype=np.uint8)
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "content.bin"
+    path.write_bytes(CONTENT.tobytes())
+    return path
+
+
+@pytest.fixture
+def file(path):
+    return OpenFile.open(path)
+
+
+@pytest.fixture
+def pool():
+    made = WorkerPool()
+    yield made
+    made.close()
+
+
+def batch_of(file, nbytes, count):
+    """Every second piece of the file, in blocks."""
+    starts = np.arange(count) * nbytes
+    return SpanBatch([SpanBlock(file, 2 * starts, np.zeros(count * nbytes, np.uint8), starts, nbytes)])
+
+
+def check(batch):
+    for file, offset, buffer in batch:
+        assert np.array_equal(buffer, CONTENT[offset : offset + buffer.nbytes]), (file, offset)
+
+
+def cached_but(missing, reading=lambda: None):
+    """Read spans up to one at one of these offsets."""
+
+    def read(spans):
+        reading()
+        for count, span in enumerate(spans):
+            if span.offset in missing:
+                return count
+            read_spans([span])
+        return len(spans)
+
+    return read
+
+
+SHAPES = [(4096, 700), (64 << 10, 60), (256 << 10, 16), (4 * MIB, 1)]
+
+
+@pytest.mark.parametrize(("nbytes", "count"), SHAPES)
+def test_what_is_there_is_read_and_nothing_is_left(file, pool, nbytes, count):
+    batch, readers = batch_of(file, nbytes, count), set()
+    read = cached_but((), lambda: readers.add(threading.current_thread()))
+    assert not asyncio.run(read_what_is_cached(batch, batch.total, pool, read))
+    check(batch)
+    assert threading.main_thread() not in readers
+
+
+@pytest.mark.parametrize(("nbytes", "count"), SHAPES[:3])
+@pytest.mark.parametrize("missing", [{0}, {3}, {1, 2, 5}, set(range(1, 16, 2))])
+def test_what_is_missing_is_left_and_the_rest_is_read(file, pool, nbytes, count, missing):
+    batch = batch_of(file, nbytes, count)
+    offsets = {2 * nbytes * place for place in missing}
+    left = asyncio.run(read_what_is_cached(batch, batch.total, pool, cached_but(offsets)))
+    if len(missing) < MOST_MISSES:
+        assert {span.offset for span in left} == offsets
+    else:
+        assert offsets <= {span.offset for span in left}
+    read_spans(left)
+    check(batch)
+
+
+def test_a_batch_of_which_nothing_is_there_is_tried_a_few_times(file, pool):
+    batch, tries = batch_of(file, 4096, 700), []
+    read = cached_but(set(range(0, 8 * MIB, 8192)), lambda: tries.append(1))
+    assert asyncio.run(read_what_is_cached(batch, batch.total, pool, read)) is batch
+    assert len(tries) <= 2 * MOST_MISSES
+
+
+def test_an_error_is_the_batchs(file, pool):
+    spans = [*batch_of(file, 64 << 10, 60), FileSpan(file, 8 * MIB - 10, np.zeros(100, np.uint8))]
+    total = sum(span.buffer.nbytes for span in spans)
+    with pytest.raises(ShortFileError):
+        asyncio.run(read_what_is_cached(spans, total, pool, cached_but(())))
+
+
+def test_cancelled_or_not_it_returns_when_no_worker_has_the_buffers(file, pool):
+    begun, gate = threading.Event(), threading.Event()
+
+    def wait():
+        begun.set()
+        assert gate.wait(10)
+
+    batch = batch_of(file, 64 << 10, 60)
+
+    async def main():
+        reading = asyncio.ensure_future(read_what_is_cached(batch, batch.total, pool, cached_but((), wait)))
+        await anyio.to_thread.run_sync(begun.wait)
+        reading.cancel()
+        for _ in range(3):
+            await asyncio.sleep(0)
+            assert not reading.done()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+    asyncio.run(main())
+    check(batch)
+
+
+def test_files_past_the_cache_are_not_tried(path, file):
+    direct = OpenFile.open(path, direct=True)
+    assert may_be_cached(batch_of(file, 4096, 4))
+    assert may_be_cached(list(batch_of(file, 4096, 4)))
+    if direct.is_direct:
+        assert not may_be_cached([*batch_of(file, 4096, 4), *batch_of(direct, 4096, 4)])
+        assert not may_be_cached(batch_of(direct, 4096, 4))
+
+
+@pytest.mark.skipif(why_unavailable() is not None, reason=f"no io_uring: {why_unavailable()}")
+@pytest.mark.parametrize(("nbytes", "count"), [(16384, 3), (16384, 64), (256 << 10, 16)])
+def test_the_ring_has_what_is_missing_and_nothing_else(file, monkeypatch, nbytes, count):
+    """Of one loop's batch, small or large."""
+    engine, handed = UringEngine(), []
+    real = uring._call
+
+    def call(number, *arguments):
+        if number == 426:
+            handed.append(arguments[1])
+        return real(number, *arguments)
+
+    monkeypatch.setattr(uring, "_call", call)
+    engine._read_cached = cached_but(())
+    batch = batch_of(file, nbytes, count)
+    asyncio.run(engine.read(batch))
+    check(batch)
+    assert sum(handed) == 0
+    engine._read_cached = cached_but({2 * nbytes * (count - 1)})
+    batch = batch_of(file, nbytes, count)
+    asyncio.run(engine.read(batch))
+    check(batch)
+    assert sum(handed) == 1
+    engine.close()
