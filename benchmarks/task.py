@@ -14,6 +14,13 @@ __all__ = ["KIB", "MIB", "Picks", "Task", "size_name"]
 
 KIB, MIB = 1 << 10, 1 << 20
 
+_TITLES = {
+    "open_warm": "opened and read, warm, {tiles} tiles of {size}",
+    "open_cold": "opened and read, cold, {tiles} tiles of {size}",
+    "save": "saved for good, {tiles} tiles of {size}",
+    "first": "the first tile of {size} of a sparse checkpoint of {whole}, cold, in a fresh process",
+}
+
 Picks = NDArray[np.int64]
 """The tiles of one request, as rows of the data set, in the order asked for."""
 
@@ -73,6 +80,10 @@ class Task:
             return f"one tile of {size}"
         if self.case == "clients":
             return f"{self.clients} clients, {self.tiles // self.clients} tiles of {size} each"
+        if self.case in _TITLES:
+            return _TITLES[self.case].format(
+                tiles=self.tiles, size=size, whole=size_name(self.grid * self.tile_bytes)
+            )
         if self.case == "grid":
             return f"{self.tiles} tiles of {size} in a grid of {self.grid:,}"
         return f"{self.case}, {self.tiles} {'tile' if self.tiles == 1 else 'tiles'} of {size}"

@@ -18,6 +18,7 @@ TARGET = Path(__file__).with_name("reference.md")
 # Title and the rooms whose public names stand below it, in reading order.
 CHAPTERS = (
     ("Tensors", ("tensor", "creation", "tiling")),
+    ("Files", ("formats", "store")),
     ("Data types", ("dtype",)),
     ("Layouts", ("layout",)),
     ("Carriers", ("carriers",)),

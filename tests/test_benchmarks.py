@@ -34,10 +34,11 @@ TASK = Task("hot", "hot", 4096, 2, 8, folder="", rounds=2, budget=1.0)
 @on_linux
 def test_a_smoke_run_leaves_every_sample_and_a_page(disk_path: Path):
     """Our own peer and NumPy, in turns and verified; a peer that is missing is named."""
-    asked = ["hot", "cold", "write", "clients", "call", "grid", "memory"]
+    pytest.importorskip("xxhash")
+    asked = ["hot", "cold", "write", "clients", "call", "grid", "memory", "files"]
     output = disk_path / "report"
     command = [sys.executable, "-W", "error", "-m", "benchmarks", "--quick", "--output", str(output)]
-    command += ["--peers", "fio", "numpy", "strideweave", "--cases", *asked]
+    command += ["--peers", "fio", "numpy", "memmap", "strideweave", "--cases", *asked]
     environment = {**os.environ, "PATH": str(disk_path)}  # where no fio is
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
@@ -52,7 +53,7 @@ def test_a_smoke_run_leaves_every_sample_and_a_page(disk_path: Path):
     assert {"processor", "processors", "system", "file system", "python"} <= run["machine"].keys()
 
     by_case = {result["case"]: result for result in run["results"]}
-    assert list(by_case) == asked
+    assert list(by_case) == [*asked[:-1], "open_warm", "open_cold", "save", "first"]
     assert {row["peer"] for row in by_case["hot"]["rows"]} == {"strideweave", "numpy"}
     for result in run["results"]:
         assert result["failures"] == []
@@ -61,6 +62,13 @@ def test_a_smoke_run_leaves_every_sample_and_a_page(disk_path: Path):
             assert all(seconds > 0 for turn in row["turns"] for seconds in turn["seconds"])
     assert all(turn["late_ms"] for row in by_case["clients"]["rows"] for turn in row["turns"])
     assert all("cached" in row for row in by_case["cold"]["rows"])
+
+    first = {row["peer"]: row["turns"] for row in by_case["first"]["rows"]}
+    assert by_case["first"]["count"] * by_case["first"]["spread"] * by_case["first"]["tile_bytes"] == 10 << 30
+    for turn in first["strideweave"]:
+        assert turn["projected_kib"] == [1024]
+        assert turn["device_kib"][0] < 16 << 10  # of ten gibibytes
+    assert {row["peer"] for row in by_case["save"]["rows"]} == {"strideweave", "numpy"}
 
     page = (output / "report.md").read_text("utf-8")
     assert page == done.stdout.removesuffix("\n")

@@ -16,6 +16,8 @@ pytest.importorskip("threadpoolctl")
 from typer.testing import CliRunner  # noqa: E402
 
 from strideweave import cli  # noqa: E402
+from strideweave.cli import demonstrating  # noqa: E402
+from strideweave.cli.values import parse_bytes  # noqa: E402
 from strideweave.demo.checks import Check  # noqa: E402
 from strideweave.demo.run import DEFAULT_QUERY, DemoReport, Match  # noqa: E402
 from strideweave.demo.tiled import Sample, Times  # noqa: E402
@@ -59,7 +61,7 @@ def demo(monkeypatch):
                 raise outcome
             return outcome or report(Check("all well", True, "yes"))
 
-        monkeypatch.setattr(cli, "run_demo", job)
+        monkeypatch.setattr(demonstrating, "run_demo", job)
         return CliRunner().invoke(cli.app, ["demo", *arguments]), given
 
     return run
@@ -161,7 +163,7 @@ def test_help_names_the_default_question():
     ],
 )
 def test_numbers_of_bytes(text, expected):
-    assert cli.parse_bytes(text) == expected
+    assert parse_bytes(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1", "8 MiBs", "1e9", "eight"])

@@ -32,6 +32,8 @@ ROOMS = (
     "tensor",
     "carriers",
     "tiling",
+    "store",
+    "formats",
     "creation",
     "strideweave",  # the public names; nothing below imports them
     "testing",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.dataset import Dataset, cached_share, drop_cache
+from benchmarks.first_tile import FirstTile
 from benchmarks.memory import page_aligned
 from benchmarks.method import FRESH, GIVEN, Method
 from benchmarks.peers.base import Peer
@@ -58,6 +59,32 @@ class MemoryMap(Peer):
             Method("m[idx]", FRESH, fresh, prepare, settle, cached=share),
             Method("np.take(m, out=, clip)", GIVEN, into, prepare, settle, cached=share),
         ]
+
+    def open_warm(self, task: Task) -> list[Method]:
+        return self._opening(task, cold=False)
+
+    def open_cold(self, task: Task) -> list[Method]:
+        return self._opening(task, cold=True)
+
+    def first(self, task: Task) -> list[Method]:
+        return [FirstTile.contender("np.memmap, copied; knows the place", "memmap", task)]
+
+    def _opening(self, task: Task, *, cold: bool) -> list[Method]:
+        """From the path to the tiles; the place of the first one is known, no header is read."""
+        data = Dataset(task)
+
+        def prepare(_: Picks) -> None:
+            if cold:
+                drop_cache([data.path])
+
+        def run(picks: Picks) -> np.ndarray:
+            rows = np.memmap(data.path, np.float32, "r", data.offset, (task.count, task.values))
+            return np.asarray(rows[picks])
+
+        def share() -> float:
+            return cached_share([data.path])
+
+        return [Method("np.memmap, m[idx]; knows the place", FRESH, run, prepare, cached=share)]
 
     def write(self, task: Task) -> list[Method]:
         data = Dataset(task)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.dataset import Dataset
+from benchmarks.dataset import Dataset, sync_tree
 from benchmarks.memory import page_aligned
 from benchmarks.method import FRESH, GIVEN, Method
 from benchmarks.peers.base import Peer
@@ -48,6 +48,20 @@ class NumPy(Peer):
             Method("copy, 2 threads", GIVEN, lambda picks: copy_on_two(picks, given), brief=True),
             Method("copy, 2 threads", FRESH, lambda picks: copy_on_two(picks, np.empty_like(given))),
         ]
+
+    def save(self, task: Task) -> list[Method]:
+        data, path = Dataset(task), self.scratch(task, "saved.npy")
+        values = page_aligned(task.tiles, task.tile_bytes)
+
+        def prepare(picks: Picks) -> None:
+            path.unlink(missing_ok=True)
+            data.read(picks, values)
+
+        def run(_: Picks) -> None:
+            np.save(path, values)
+            sync_tree(path)
+
+        return [Method("np.save, fsync", "", run, prepare, found=lambda _, __: np.load(path))]
 
     def call(self, task: Task) -> list[Method]:
         source = Dataset(task).load()

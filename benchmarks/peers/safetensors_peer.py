@@ -1,4 +1,4 @@
-"""A safetensors file with one tensor a tile."""
+"""A safetensors file with one tensor a tile; and one with all tiles as a tensor, saved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.dataset import Dataset, cached_share, drop_cache
+from benchmarks.dataset import Dataset, cached_share, drop_cache, sync_tree
+from benchmarks.first_tile import FirstTile
 from benchmarks.memory import page_aligned
 from benchmarks.method import FRESH, GIVEN, Method
 from benchmarks.peers.base import Peer
@@ -23,6 +24,52 @@ class SafeTensors(Peer):
 
     def cold(self, task: Task) -> list[Method]:
         return self._reading(task, cold=True)
+
+    def open_warm(self, task: Task) -> list[Method]:
+        return self._opening(task, cold=False)
+
+    def open_cold(self, task: Task) -> list[Method]:
+        return self._opening(task, cold=True)
+
+    def save(self, task: Task) -> list[Method]:
+        from safetensors.numpy import load_file, save_file  # noqa: PLC0415  optional
+
+        data, path = Dataset(task), self.scratch(task, "saved.safetensors")
+        values = page_aligned(task.tiles, task.tile_bytes)
+
+        def prepare(picks: Picks) -> None:
+            path.unlink(missing_ok=True)
+            data.read(picks, values)
+
+        def run(_: Picks) -> None:
+            save_file({"tiles": values}, path)
+            sync_tree(path)
+
+        return [
+            Method("save_file, fsync", "", run, prepare, found=lambda _, __: load_file(path)["tiles"]),
+        ]
+
+    def first(self, task: Task) -> list[Method]:
+        return [FirstTile.contender("safe_open, get_tensor", "safetensors", task)]
+
+    def _opening(self, task: Task, *, cold: bool) -> list[Method]:
+        """From the path to the tensors; what was opened is closed after the request."""
+        from safetensors import safe_open  # noqa: PLC0415  optional
+
+        data = Dataset(task)
+
+        def prepare(_: Picks) -> None:
+            if cold:
+                drop_cache([data.path])
+
+        def run(picks: Picks) -> np.ndarray:
+            with safe_open(data.path, "np") as file:
+                return np.stack([file.get_tensor(str(tile)) for tile in picks.tolist()])
+
+        def share() -> float:
+            return cached_share([data.path])
+
+        return [Method("safe_open, get_tensor, stacked", FRESH, run, prepare, cached=share)]
 
     def _reading(self, task: Task, *, cold: bool) -> list[Method]:
         from safetensors import safe_open  # noqa: PLC0415  optional

@@ -12,7 +12,7 @@ import numpy as np
 import strideweave as sw
 from benchmarks.dataset import Dataset, cached_share, drop_cache
 from benchmarks.method import FRESH, GIVEN, AwaitedMethod, Method
-from benchmarks.peers import strideweave_calls, strideweave_grid, strideweave_writes
+from benchmarks.peers import strideweave_calls, strideweave_files, strideweave_grid, strideweave_writes
 from benchmarks.peers.base import Peer
 from benchmarks.peers.strideweave_tiles import Tiled, fill_device, over_file
 from benchmarks.task import Picks, Task
@@ -122,6 +122,18 @@ class StrideWeave(Peer):
 
     def grid(self, task: Task) -> list[Method]:
         return strideweave_grid.methods(self, task)
+
+    def open_warm(self, task: Task) -> list[Method]:
+        return strideweave_files.open_methods(self, task, cold=False)
+
+    def open_cold(self, task: Task) -> list[Method]:
+        return strideweave_files.open_methods(self, task, cold=True)
+
+    def save(self, task: Task) -> list[Method]:
+        return strideweave_files.save_methods(self, task)
+
+    def first(self, task: Task) -> list[Method]:
+        return strideweave_files.first_methods(task)
 
     def memory(self, task: Task) -> list[Method]:
         return strideweave_grid.memory_methods(self, task)

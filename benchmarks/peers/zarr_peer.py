@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.dataset import Dataset, cached_share, drop_cache, sync_file_system
+from benchmarks.dataset import Dataset, cached_share, drop_cache, sync_file_system, sync_tree
 from benchmarks.method import FRESH, AwaitedMethod, Method
 from benchmarks.peers.base import Peer
 from benchmarks.task import Picks, Task
@@ -45,6 +46,25 @@ class Zarr(Peer):
             )
         ]
 
+    def save(self, task: Task) -> list[Method]:
+        import zarr  # noqa: PLC0415  optional
+
+        data, folder = Dataset(task), self.scratch(task, "saved.zarr")
+        values = np.empty((task.tiles, task.values), np.float32)
+
+        def prepare(picks: Picks) -> None:
+            shutil.rmtree(folder, ignore_errors=True)
+            data.read(picks, values)
+
+        def run(_: Picks) -> None:
+            _empty_array(folder, values.shape)[:] = values
+            sync_tree(folder)
+
+        def found(_: Any, __: Picks) -> Any:
+            return zarr.open_array(store=str(folder), mode="r")[:]
+
+        return [Method("create_array, z[:] = values, fsync of each file", "", run, prepare, found=found)]
+
     def _reading(self, task: Task, *, cold: bool) -> list[Method]:
         import zarr.api.asynchronous  # noqa: PLC0415  optional
 
@@ -74,20 +94,25 @@ class Zarr(Peer):
         ]
 
     def _create(self, task: Task) -> tuple[Any, Path]:
-        import zarr  # noqa: PLC0415  optional
-
         data, folder = Dataset(task), self.scratch(task, "store.zarr")
-        rows = zarr.create_array(
-            store=str(folder),
-            shape=(task.count, task.values),
-            chunks=(1, task.values),
-            dtype="float32",
-            compressors=None,
-            filters=None,
-        )
+        rows = _empty_array(folder, (task.count, task.values))
         step = max(1, (16 << 20) // task.tile_bytes)
         for first in range(0, task.count, step):
             tiles = range(first, min(first + step, task.count))
             rows[first : tiles.stop] = data.read(tiles)
         sync_file_system(folder)
         return rows, folder
+
+
+def _empty_array(folder: Path, shape: tuple[int, int]) -> Any:
+    """An array with one uncompressed chunk a row."""
+    import zarr  # noqa: PLC0415  optional
+
+    return zarr.create_array(
+        store=str(folder),
+        shape=shape,
+        chunks=(1, shape[1]),
+        dtype="float32",
+        compressors=None,
+        filters=None,
+    )

@@ -16,7 +16,12 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (0.0, "us"))
 _FACTORS = {"s": 1.0, "ms": 1e3, "us": 1e6}
 _FEWEST = 7
 _BY_SIZE = ("hot", "warm", "cold", "write", "clients")
-_MEASURES = {"call": "await project()", "clients": "a project a client"}
+_MEASURES = {
+    "open_warm": "open_tiled",
+    "open_cold": "open_tiled",
+    "call": "await project()",
+    "clients": "a project a client",
+}
 _MUCH_OF_A_FILE = 0.01
 
 
@@ -121,7 +126,7 @@ def _rate(payload: int, found: Quartiles) -> str:
 
 def _moves(result: dict[str, Any], row: Row) -> bool:
     """Whether a contender moves the payload, so that it has a rate."""
-    return result["case"] in {"hot", "warm", "cold", "write", "memory"} or (
+    return result["case"] in {"hot", "warm", "cold", "write", "memory", "open_warm", "open_cold", "save"} or (
         result["case"] == "clients" and not row["reference"]
     )
 
@@ -130,11 +135,16 @@ def _notes(result: dict[str, Any]) -> list[str]:
     notes = [f"- {one['peer']}: {one['name']} is left out: {one['reason']}" for one in result["failures"]]
     for row in result["rows"]:
         shares = row.get("cached")
-        if shares and result["case"] == "cold" and max(shares) > _MUCH_OF_A_FILE:
+        if shares and result["case"] in {"cold", "open_cold"} and max(shares) > _MUCH_OF_A_FILE:
             notes.append(
                 f"- {row['peer']}: {row['name']} was not cold: up to {max(shares):.0%} of its file was cached"
             )
-        if shares and result["case"] == "warm" and "direct=False" not in row["name"] and min(shares) < 0.99:
+        if (
+            shares
+            and result["case"] in {"warm", "open_warm"}
+            and "direct=False" not in row["name"]
+            and min(shares) < 0.99
+        ):
             notes.append(
                 f"- {row['peer']}: {row['name']} was not warm: only {min(shares):.0%} of its file was cached"
             )

@@ -37,7 +37,10 @@ from strideweave.carriers.tiled_evictable import (
 from strideweave.creation import arange, asarray, from_numpy, full, ones, tiled, zeros
 from strideweave.dtype import DType
 from strideweave.errors import (
+    DamagedTileError,
     EvictedError,
+    FileChangedError,
+    FormatError,
     ImmutableError,
     InvalidTileError,
     OwnershipError,
@@ -46,6 +49,7 @@ from strideweave.errors import (
     StaleGraphError,
     TileConflictError,
 )
+from strideweave.formats import open_tiled
 from strideweave.layout import Layout, Shape, Stride, column_major, row_major
 from strideweave.operations.comparison import clamp, eq, le, lt, maximum, minimum, ne, select
 from strideweave.operations.contraction import matmul
@@ -89,6 +93,7 @@ from strideweave.operations.reduction import (
 )
 from strideweave.operations.views import broadcast_to, permute, reshape, squeeze, unsqueeze
 from strideweave.runtime.await_result import AwaitResult
+from strideweave.store import save_tiled, save_tiled_async
 from strideweave.tensor import Tensor
 
 __all__ = [
@@ -104,10 +109,13 @@ __all__ = [
     "BlockDeviceStatistics",
     "Carrier",
     "DType",
+    "DamagedTileError",
     "DependentCarrier",
     "Evictable",
     "EvictedError",
     "FileBacked",
+    "FileChangedError",
+    "FormatError",
     "Generic",
     "ImmutableError",
     "InvalidTileError",
@@ -170,6 +178,7 @@ __all__ = [
     "neg",
     "no_grad",
     "ones",
+    "open_tiled",
     "permute",
     "pow",
     "recip",
@@ -182,6 +191,8 @@ __all__ = [
     "reshape",
     "row_major",
     "rsqrt",
+    "save_tiled",
+    "save_tiled_async",
     "scatter_add",
     "select",
     "set_grad_enabled",

@@ -15,7 +15,7 @@ def main() -> None:
         if error.name not in {"typer", "rich"}:
             raise
         sys.exit("the command line needs the extra 'cli': pip install 'strideweave[cli]'")
-    app()
+    app(prog_name="strideweave")
 
 
 if __name__ == "__main__":

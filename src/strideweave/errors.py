@@ -11,6 +11,10 @@ The tree::
     ├── PendingWorkError     unfinished work keeps the carrier alive
     ├── InvalidTileError     the tile has no value yet
     └── StaleGraphError      a saved input changed before backward
+    ValueError
+    └── FormatError          a file is not what its format says, or not what was asked for
+        ├── FileChangedError it shrank, changed or disappeared after it was opened
+        └── DamagedTileError a stored tile is not what its checksum says
 
 Catching the built-in is enough for code that does not care which rule was broken; the attributes carry the
 values for code that does.
@@ -21,11 +25,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from strideweave.runtime.await_result import AwaitResult
     from strideweave.tiles.selection import TileSet
 
 __all__ = [
+    "DamagedTileError",
     "EvictedError",
+    "FileChangedError",
+    "FormatError",
     "ImmutableError",
     "InvalidTileError",
     "OwnershipError",
@@ -86,3 +95,68 @@ class TileConflictError(RuntimeError):
         self.tiles = tiles
         self.holder = holder
         self.free = free
+
+
+class FormatError(ValueError):
+    """A file is not what its format says it is, or does not hold what was asked for.
+
+    Attributes:
+        path: the file.
+        tensor: the tensor's name in it; None where the error concerns none.
+        tile: the coordinate of the tile; None likewise.
+        offset: the byte of the file at which it is wrong; None likewise.
+        wanted: what should have been there.
+        found: what was there.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str,
+        tensor: str | None = None,
+        tile: Iterable[int] | None = None,
+        offset: int | None = None,
+        wanted: object = None,
+        found: object = None,
+    ) -> None:
+        self.path = path
+        self.tensor = tensor
+        self.tile = None if tile is None else tuple(tile)
+        self.offset = offset
+        self.wanted = wanted
+        self.found = found
+        place = [repr(path)]
+        place += [] if tensor is None else [f"tensor {tensor!r}"]
+        place += [] if self.tile is None else [f"tile {self.tile}"]
+        place += [] if offset is None else [f"offset {offset}"]
+        differs = [] if wanted is None and found is None else [f" (wanted {wanted}, found {found})"]
+        super().__init__(", ".join(place) + f": {message}" + "".join(differs))
+
+
+class FileChangedError(FormatError):
+    """A file that was opened in place shrank, changed, was replaced or disappeared; nothing of it was given out."""
+
+
+class DamagedTileError(FormatError):
+    """A stored tile is not what its checksum says; its bytes were not given out, and other tiles can be read.
+
+    Attributes:
+        ordinal: the tile's number in the file, ``tile`` being its coordinate in the grid.
+        wanted: the checksum in the table, as 16 hexadecimal digits.
+        found: the checksum of what is there, or a sentence where nothing is.
+    """
+
+    def __init__(
+        self, *, path: str, tile: Iterable[int], ordinal: int, offset: int, wanted: str, found: str
+    ) -> None:
+        super().__init__(
+            "the tile is damaged; restore it from a copy, or give it new values",
+            path=path,
+            tile=tile,
+            offset=offset,
+            wanted=f"checksum {wanted}",
+            found=found,
+        )
+        self.ordinal = ordinal
+        self.wanted, self.found = wanted, found

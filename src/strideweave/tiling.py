@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from strideweave.tiles.part_map import PartOrder
     from strideweave.tiles.policy import ResidencyPolicy
 
-__all__ = ["tile_major_layout", "tiled"]
+__all__ = ["tile_grid", "tile_major_layout", "tile_views", "tiled"]
 
 _WAVE_BYTES = 8 << 20  # what is held at once of an array on its way to the secondary tier
 
@@ -76,7 +78,7 @@ def tiled(
         raise TypeError(
             f"dtype must be a DType, found {type(chosen).__name__}; DType.from_numpy(dtype) makes one"
         )
-    grid = _grid(source.shape, tuple(tile_shape) if isinstance(tile_shape, Iterable) else (tile_shape,))
+    grid = tile_grid(source.shape, tuple(tile_shape) if isinstance(tile_shape, Iterable) else (tile_shape,))
     tile_bytes = grid.tile_size * chosen.itemsize
     limit = check_memory_limit(memory_limit, tile_bytes, grid.tile_count * tile_bytes if resident else 0)
     bind_policy(residency_policy, grid, chosen)
@@ -88,7 +90,7 @@ def tiled(
         primary = CPU(grid.slot_count if resident else 0, dtype=chosen, empty=True)
         if resident:
             slots = primary.numpy(writable=True).reshape(-1, *grid.tile_shape)
-            for ordinal, tile in enumerate(_tiles(source, grid)):
+            for ordinal, tile in enumerate(tile_views(source, grid)):
                 slots[ordinal] = tile
         else:
             _write_through(source, grid, slow, _WAVE_BYTES if limit is None else min(_WAVE_BYTES, limit))
@@ -107,14 +109,17 @@ def tiled(
     return Tensor(carrier, 0, tile_major_layout(grid))
 
 
-def tile_major_layout(grid: TileGrid) -> Layout:
-    """The Layout of a full Tensor whose tiles are row-major inside.
+def tile_major_layout(grid: TileGrid, order: PartOrder = "C") -> Layout:
+    """The Layout of a full Tensor whose tiles are row-major inside, or column-major with ``order="F"``.
 
     Shapes: top-level extents are ``grid.logical_shape``; a mode cut inside is nested, ``(tile, grid)``.
     """
     shape: list[Any] = []
     stride: list[Any] = []
-    inner = list(itertools.accumulate(reversed(grid.tile_shape), lambda a, b: a * b, initial=1))[-2::-1]
+    extents = grid.tile_shape if order == "F" else grid.tile_shape[::-1]
+    inner = list(itertools.accumulate(extents, operator.mul, initial=1))[:-1]
+    if order == "C":
+        inner.reverse()
     outer = grid.tile_size
     for tile, count, within in zip(grid.tile_shape, grid.grid_shape, inner, strict=True):
         if tile > 1 and count > 1:
@@ -127,7 +132,13 @@ def tile_major_layout(grid: TileGrid) -> Layout:
     return Layout(tuple(shape), tuple(stride))
 
 
-def _grid(shape: tuple[int, ...], tile_shape: tuple[int, ...]) -> TileGrid:
+def tile_grid(shape: tuple[int, ...], tile_shape: tuple[int, ...]) -> TileGrid:
+    """The grid of tiles that cut an array evenly.
+
+    Raises:
+        TypeError: an extent of ``tile_shape`` is not an integer.
+        ValueError: the ranks differ, or an extent is 0 or no multiple of the tile's.
+    """
     if len(shape) != len(tile_shape) or not shape:
         raise ValueError(
             f"an array of shape {shape} needs a tile shape of as many axes, at least one; found {tile_shape}"
@@ -151,7 +162,7 @@ def _check_secondary(secondary: object, dtype: DType) -> None:
         raise ValueError(f"secondary holds {secondary.size()} values already; pass an empty carrier")
 
 
-def _tiles(source: npt.NDArray[Any], grid: TileGrid) -> Iterator[npt.NDArray[Any]]:
+def tile_views(source: npt.NDArray[Any], grid: TileGrid) -> Iterator[npt.NDArray[Any]]:
     """The tiles of an array as views, in the order of their ordinals."""
     for last_first in np.ndindex(*grid.grid_shape[::-1]):
         yield source[
@@ -170,7 +181,7 @@ def _write_through(source: npt.NDArray[Any], grid: TileGrid, secondary: Carrier,
     slots = staging.numpy(writable=True).reshape(-1, *grid.tile_shape)
     secondary._allocate_in_place(grid.slot_count)
     operation = dispatch_move(CPU, type(secondary))
-    tiles = _tiles(source, grid)
+    tiles = tile_views(source, grid)
     for first in range(0, grid.tile_count, per_wave):
         count = min(per_wave, grid.tile_count - first)
         for row, tile in zip(slots[:count], tiles, strict=False):

@@ -29,7 +29,7 @@ from strideweave import (
     Tensor,
     TiledEvictable,
 )
-from strideweave.carriers import Carrier, DependentCarrier
+from strideweave.carriers import Carrier, DependentCarrier, FileParts
 from strideweave.carriers.extension import (
     CarrierDefinition,
     CarrierFacet,
@@ -239,7 +239,7 @@ def test_the_tiled_carrier_is_what_its_definition_says():
     definition = carrier_definition(TiledEvictable)
     assert sorted(definition.operations) == ["add", "elementwise_mul", "matmul", "mul", "reduce_sum", "relu"]
     assert [facet.facet_type for facet in definition.facets] == [TiledResidencyFacet]
-    others = {BlockDeviceCarrier, CPU, Evictable, FileBacked, Generic, Metal, TiledEvictable}
+    others = {BlockDeviceCarrier, CPU, Evictable, FileBacked, FileParts, Generic, Metal, TiledEvictable}
     ends = {(route.source, route.destination) for route in definition.routes}
     assert ends == {(TiledEvictable, other) for other in others} | {
         (other, TiledEvictable) for other in others

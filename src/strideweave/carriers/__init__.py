@@ -7,12 +7,13 @@ from strideweave.carriers.cpu import CPU
 from strideweave.carriers.dependent import DependentCarrier
 from strideweave.carriers.evictable import Evictable
 from strideweave.carriers.file_backed import FileBacked
+from strideweave.carriers.file_parts import FileParts
 from strideweave.carriers.generic import Generic
 from strideweave.carriers.metal import Metal
 from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
 
 # What ships without a definition stays without one.
-for _plain in (BlockDeviceCarrier, CPU, Evictable, FileBacked, Generic, Metal):
+for _plain in (BlockDeviceCarrier, CPU, Evictable, FileBacked, FileParts, Generic, Metal):
     _plain._seal()
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "DependentCarrier",
     "Evictable",
     "FileBacked",
+    "FileParts",
     "Generic",
     "Metal",
     "TiledEvictable",

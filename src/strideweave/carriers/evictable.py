@@ -13,6 +13,7 @@ from strideweave.carriers.cpu import CPU
 from strideweave.carriers.dependent import DependentCarrier, check_distinct, check_free, free_storages
 from strideweave.carriers.evictable_operations import EvictableOperation, on_primary
 from strideweave.carriers.file_backed import FileBacked
+from strideweave.carriers.file_parts import FileParts
 from strideweave.carriers.generic import Generic
 from strideweave.carriers.metal import Metal
 from strideweave.carriers.move.operations import Transfer, run_transfers
@@ -465,7 +466,7 @@ class Evictable(DependentCarrier):
         return self._promoted_primary()._gather_array(tensor)
 
 
-for _plain in (Generic, CPU, Metal, FileBacked, BlockDeviceCarrier):
+for _plain in (Generic, CPU, Metal, FileBacked, FileParts, BlockDeviceCarrier):
     register_move_operation(Evictable, _plain, MoveThroughTiers)
     register_move_operation(_plain, Evictable, MoveThroughTiers)
 register_move_operation(Evictable, Evictable, MoveThroughTiers)

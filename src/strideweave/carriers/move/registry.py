@@ -13,8 +13,10 @@ from strideweave.carriers.base import Carrier
 from strideweave.carriers.block_device import BlockDeviceCarrier
 from strideweave.carriers.cpu import CPU
 from strideweave.carriers.file_backed import FileBacked
+from strideweave.carriers.file_parts import FileParts
 from strideweave.carriers.generic import Generic
 from strideweave.carriers.metal import Metal
+from strideweave.carriers.move.file_parts import FilePartsToFile, FilePartsToMemory
 from strideweave.carriers.move.operations import (
     FileToFile,
     FileToMemory,
@@ -66,6 +68,18 @@ _operations: dict[tuple[type[Carrier], type[Carrier]], type[MoveOperation]] = {
     (CPU, BlockDeviceCarrier): MemoryToFile,
     (Metal, BlockDeviceCarrier): MemoryToFile,
     (FileBacked, BlockDeviceCarrier): FileToFile,
+    # Files in place are read part by part; what is like them is a spill file, which is written as one.
+    (FileParts, Generic): FilePartsToMemory,
+    (FileParts, CPU): FilePartsToMemory,
+    (FileParts, Metal): FilePartsToMemory,
+    (FileParts, FileBacked): FilePartsToFile,
+    (FileParts, BlockDeviceCarrier): FilePartsToFile,
+    (FileParts, FileParts): FilePartsToFile,
+    (Generic, FileParts): MemoryToFile,
+    (CPU, FileParts): MemoryToFile,
+    (Metal, FileParts): MemoryToFile,
+    (FileBacked, FileParts): FileToFile,
+    (BlockDeviceCarrier, FileParts): FileToFile,
 }
 
 

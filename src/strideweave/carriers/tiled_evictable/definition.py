@@ -17,6 +17,7 @@ from strideweave.carriers.extension import (
     register_carrier,
 )
 from strideweave.carriers.file_backed import FileBacked
+from strideweave.carriers.file_parts import FileParts
 from strideweave.carriers.generic import Generic
 from strideweave.carriers.metal import Metal
 from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
@@ -26,7 +27,7 @@ from strideweave.carriers.tiled_evictable.residency import TiledResidencyFacet
 
 __all__: list[str] = []
 
-_OTHERS = (BlockDeviceCarrier, CPU, Evictable, FileBacked, Generic, Metal)
+_OTHERS = (BlockDeviceCarrier, CPU, Evictable, FileBacked, FileParts, Generic, Metal)
 
 register_carrier(
     CarrierDefinition(

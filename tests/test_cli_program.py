@@ -1,0 +1,203 @@
+"""The command line's manners: exit statuses, errors in one line, completion, interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+typer = pytest.importorskip("typer")
+pytest.importorskip("rich")
+pytest.importorskip("xxhash")
+
+from typer.testing import CliRunner  # noqa: E402
+
+from strideweave.cli import app  # noqa: E402
+from strideweave.cli.values import parse_dtype, parse_extents  # noqa: E402
+from strideweave.dtype import DType  # noqa: E402
+
+PROGRAM = (sys.executable, "-W", "error", "-m", "strideweave")
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def array(tmp_path: Path) -> Path:
+    np.save(tmp_path / "a.npy", np.arange(64, dtype=np.float32).reshape(8, 8))
+    return tmp_path / "a.npy"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "No such command"),
+        (["pack"], "SRC"),
+        (["pack", "a", "b", "--what"], "--what"),
+        (["inspect", "nowhere"], "'nowhere': No such file or directory"),
+        (["verify", "nowhere"], "'nowhere': No such file or directory"),
+        (["pack", "nowhere", "there"], "'nowhere': No such file or directory"),
+        (["bench", "nowhere"], "'nowhere': No such file or directory"),
+        (["trace", "nowhere"], "nowhere"),
+        (["inspect", "a.npy", "--tile-shape", "three"], "no extents"),
+        (["inspect", "a.npy", "--tile-shape", "3,8"], "do not cut"),
+        (["inspect", "a.npy", "--dtype", "complex"], "no element type"),
+        (["inspect", "a.npy", "--format", "hdf5"], "format must be one of"),
+        (["inspect", "a.npy", "--tensor", "x"], "leave --tensor out"),
+        (["inspect", "a.txt"], "pass --format, and for a raw file --dtype and --shape"),
+        (["bench", "a.npy", "--turns", "0"], "--turns"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line_and_2(array, monkeypatch, arguments, said):
+    monkeypatch.chdir(array.parent)
+    (array.parent / "a.txt").write_text("hello", "utf-8")
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("strideweave")
+    assert said in line
+
+
+@pytest.mark.parametrize("command", ["inspect", "pack", "bench"])
+@pytest.mark.parametrize("flag", [[], ["--json"]])
+def test_a_damaged_file_is_one_line_and_1(array, command, flag):
+    array.write_bytes(array.read_bytes()[:-1])
+    target = [array.parent / "store"] if command == "pack" else []
+    result = run(command, array, *target, *flag)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert "the size does not match the shape" in line
+    assert [path.name for path in array.parent.iterdir()] == ["a.npy"]
+
+
+def test_no_arguments_show_the_help():
+    result = run()
+    assert result.exit_code == 2
+    assert "pack" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["pack", "inspect", "verify", "bench", "demo", "trace"])
+def test_every_command_has_json_and_says_its_exit_status(command):
+    shown = " ".join(run(command, "--help").stdout.replace("│", " ").split())
+    assert "--json" in shown
+    assert "Exit status: 0" in shown
+
+
+def test_extents_and_dtypes_are_read():
+    assert [parse_extents(text) for text in ("8", "8,4", "8x4", "(8, 4)", "8,")] == [
+        *((8,), (8, 4), (8, 4), (8, 4), (8,))
+    ]
+    assert parse_extents(None) is parse_dtype(None) is None
+    for text in ("", "-1", "8,,4", "8.5", "eight"):
+        with pytest.raises(typer.BadParameter):
+            parse_extents(text)
+    assert parse_dtype("bfloat16") is DType.BFloat16
+
+
+def complete(words: str, folder: Path) -> list[str]:
+    environment = {
+        **os.environ,
+        "_STRIDEWEAVE_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    ended = subprocess.run(
+        PROGRAM, cwd=folder, env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    return ended.stdout.split()
+
+
+def test_names_are_completed(tmp_path: Path):
+    header = json.dumps({"blocks.0.w": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"x")
+    assert complete("strideweave ver", tmp_path) == ["verify"]
+    assert complete("strideweave inspect a.safetensors --tensor bl", tmp_path) == ["blocks.0.w"]
+    assert complete("strideweave inspect missing --tensor bl", tmp_path) == []
+    assert complete("strideweave pack a b --dtype Fl", tmp_path)[-2:] == ["Float32", "Float64"]
+    assert complete("strideweave pack a b --format z", tmp_path) == ["zarr"]
+    assert complete("strideweave inspect a.sa", tmp_path) == []  # the shell's own file names follow
+
+
+def test_the_shell_can_be_told(monkeypatch):
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    ended = subprocess.run(
+        [*PROGRAM, "--show-completion", "bash"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "complete -o default -F _strideweave_completion strideweave" in ended.stdout
+
+
+def test_a_reader_that_goes_away_leaves_no_traceback(array):
+    ended = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m strideweave inspect {array} --json > >(exec true); wait"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_interrupted_pack_ends_with_130_and_leaves_nothing(disk_path: Path):
+    source = disk_path / "zeros.bin"
+    with source.open("wb") as file:
+        file.truncate(64 << 30)  # sparse, and far more than can be packed before the interruption
+    command = [*PROGRAM, "pack", source, disk_path / "store", "--dtype", "uint8", "--shape", "65536,1048576"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not any(path.name.endswith(".saving") for path in disk_path.iterdir()):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said == "strideweave pack: interrupted\n"
+    assert [path.name for path in disk_path.iterdir()] == ["zeros.bin"]
+
+
+def test_a_full_disk_is_one_line_and_2_and_leaves_nothing(tmp_path: Path):
+    np.zeros((64, 1 << 16), np.uint8).tofile(tmp_path / "zeros.bin")
+    command = [*PROGRAM, "pack", "zeros.bin", "store", "--dtype", "uint8", "--shape", "64,65536"]
+    limited = ["bash", "-c", 'ulimit -f 1024; exec "$@"', "bash", *command]  # blocks of 1024 bytes
+    ended = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("strideweave pack: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["zeros.bin"]
+
+
+@pytest.mark.parametrize("flag", [[], ["--json"]])
+def test_a_bar_is_for_terminals_and_for_people(array: Path, flag: list[str]):
+    pty = pytest.importorskip("pty")
+    store = array.parent / "store"
+    assert run("pack", array, store, "--tile-shape", "1,8").exit_code == 0
+    leader, follower = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    ended = subprocess.run(
+        [*PROGRAM, "verify", store, *flag],
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        env=environment,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    os.close(follower)
+    os.set_blocking(leader, False)
+    try:
+        shown = os.read(leader, 1 << 16).decode()
+    except OSError:  # nothing was written, and nobody is left to
+        shown = ""
+    os.close(leader)
+    assert ("verifying store" in shown) is (not flag)
+    assert ("verifying" in ended.stdout) is False
