@@ -103,10 +103,10 @@ class StrideWeave(Peer):
             return run
 
         def joined(results: list[sw.Tensor], _: Picks) -> Any:
-            return np.concatenate([result.numpy() for result in results])
+            return np.concatenate([result.numpy(copy=True) for result in results])
 
         def values(result: sw.Tensor, _: Picks) -> Any:
-            return result.numpy()
+            return result.numpy(copy=True)
 
         fresh = together([None] * task.clients)
         return [

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import strideweave as sw
 from benchmarks.dataset import Dataset, sync_file_system
 from benchmarks.method import GIVEN, Method
@@ -41,10 +43,8 @@ class Tiled:
         return self.carrier.select({0: picks * self.task.spread if self.task.spread > 1 else picks})
 
     def destination(self, tiles: int) -> sw.CPU:
-        """Memory for so many tiles that was written to before."""
-        carrier = sw.CPU(tiles * self.task.values)
-        carrier.numpy(writable=True)[...] = 0
-        return carrier
+        """Memory for so many tiles that was written to before, and whose address nobody was given."""
+        return sw.CPU(0).new_like(np.zeros(tiles * self.task.values, np.float32))
 
     def projecting(
         self,
@@ -63,7 +63,7 @@ class Tiled:
             return carrier.project(tensor, select(picks), into).wait()
 
         made = Method(
-            name, destination, run, found=lambda result, _: result.numpy(), cached=share, brief=brief
+            name, destination, run, found=lambda result, _: result.numpy(copy=True), cached=share, brief=brief
         )
         if prepare is not None:
             made.prepare = prepare

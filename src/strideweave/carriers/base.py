@@ -306,7 +306,7 @@ class Carrier(CarrierLifecycle):
         """Make the storage of a fresh carrier of this class, dtype and size one's own, and release that carrier.
 
         Only where nobody can tell it from a copy: this carrier is empty and can be given storage, or has storage of
-        its own that nobody has a view of.
+        its own whose address nobody was ever given.
 
         Returns:
             Whether that was done; else both are as they were, and the values are to be copied.
@@ -343,6 +343,10 @@ class Carrier(CarrierLifecycle):
         """View the slots of a layout, shaped ``layout.extents``; None where no view without a copy exists."""
         self._require_live()
         return None
+
+    def _operand_array(self, tensor: Operand) -> NDArray[Any]:
+        """The values of a tensor for a computation, which lets go of them when it ends: a view, or else a copy."""
+        return tensor.numpy()
 
     def _exported(self, layout: Layout, offset: int, writable: bool) -> NDArray[Any] | None:
         """View the slots of a layout for a consumer that keeps them; None where no such view exists.

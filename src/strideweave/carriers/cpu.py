@@ -22,6 +22,9 @@ from strideweave.layout.int_tuple import as_integer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from strideweave.layout import Layout
+    from strideweave.operations.operand import Operand
+
 __all__ = ["CPU", "CPUStatistics"]
 
 
@@ -72,6 +75,7 @@ class CPU(MemoryCarrier):
         self.supports_storage_dtype(dtype)
         count = check_slot_count(size)
         self._owns_memory = pointer is None
+        self._is_shown = False
         self._discarded_bytes = 0
         slots = self._make_slots(count, dtype) if pointer is None else _slots_at(pointer, count, dtype)
         super().__init__(slots, dtype=dtype, mutable=mutable)
@@ -121,7 +125,8 @@ class CPU(MemoryCarrier):
         self._require_live()
         if writable:
             self._require_mutable()
-        view = self._slots[:]
+        self._show()
+        view = self._live_slots()[:]
         view.flags.writeable = writable
         return view
 
@@ -137,6 +142,7 @@ class CPU(MemoryCarrier):
     def _around(cls, slots: NDArray[Any], *, dtype: DType, mutable: bool) -> Self:
         carrier = super()._around(slots, dtype=dtype, mutable=mutable)
         carrier._owns_memory = True
+        carrier._is_shown = False
         carrier._discarded_bytes = 0
         return carrier
 
@@ -158,16 +164,31 @@ class CPU(MemoryCarrier):
         with self._lock:
             self._require_live()
             if self._size:
-                if self._size != other._size or not self._owns_memory or self._is_viewed():
+                if self._size != other._size or not self._owns_memory or self._is_shown or self._is_viewed():
                     return False
             elif not self._can_allocate():
                 return False
             self._slots, self._size, self._owns_memory = other._slots, other._size, True
+            self._is_shown = other._is_shown
         other.release()
         return True
 
+    def _array(self, layout: Layout, offset: int, writable: bool) -> NDArray[Any] | None:
+        self._show()
+        return super()._array(layout, offset, writable)
+
+    def _operand_array(self, tensor: Operand) -> NDArray[Any]:
+        view = super()._array(tensor.layout, tensor.offset, False)
+        return self._gather_array(tensor) if view is None else view
+
+    def _show(self) -> None:
+        """From now on somebody may know the address, also when the array that gave it away is gone."""
+        if not self._is_shown:
+            with self._lock:
+                self._is_shown = True
+
     def _is_viewed(self) -> bool:
-        """Whether somebody may have an array on this memory, or an export of it, besides this carrier.
+        """Whether anybody may have an array on this memory besides this carrier, such as a computation under way.
 
         The slots are a view of the one array that owns the memory, and so is every array made of them.
         """
@@ -179,10 +200,13 @@ class CPU(MemoryCarrier):
     def _discard(self, start: int, slots: int) -> None:
         self._require_live()
         if self._owns_memory:
-            address, width = self._slots.ctypes.data, self._dtype.itemsize
-            if not self._discarded_bytes and self._slots.nbytes >= HUGE_BYTES:
+            memory = (
+                self._live_slots()
+            )  # held to the end: what is advised must not be somebody else's by then
+            address, width = memory.ctypes.data, self._dtype.itemsize
+            if not self._discarded_bytes and memory.nbytes >= HUGE_BYTES:
                 # Else the kernel would, some day, fill up the huge page that the rest lies in.
-                _advise_pages(address, self._slots.nbytes, "MADV_NOHUGEPAGE")
+                _advise_pages(address, memory.nbytes, "MADV_NOHUGEPAGE")
             self._discarded_bytes += _advise_pages(address + start * width, slots * width, "MADV_DONTNEED")
 
 

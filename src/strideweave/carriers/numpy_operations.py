@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from strideweave.carriers.numpy_kernels import KERNELS
 from strideweave.carriers.view_operations import CarrierOperation
@@ -13,6 +13,7 @@ from strideweave.tensor import Tensor
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from strideweave.carriers.base import Carrier
     from strideweave.operations.definition import BoundOperation
 
 __all__ = ["NumpyOperation"]
@@ -34,5 +35,5 @@ class NumpyOperation(CarrierOperation):
     @staticmethod
     def _array(operand: Any, bound: BoundOperation) -> NDArray[Any]:
         if isinstance(operand, Operand):
-            return operand.numpy()
+            return cast("Carrier", operand.carrier)._operand_array(operand)
         return bound.scalar_dtype.convert(operand)
