@@ -134,6 +134,26 @@ def test_a_posted_call_that_fails_does_not_keep_the_others_from_being_made(busy_
     assert "a call posted to the runtime's loop failed" in caplog.text
 
 
+def test_an_interrupted_post_wakes_the_loop_for_those_who_relied_on_it(busy_loop, monkeypatch):
+    runtime, gate, _ = busy_loop
+    ring, times, done = runtime._bell.ring, [], threading.Event()
+
+    def interrupted():
+        times.append(None)
+        if len(times) == 1:
+            other = threading.Thread(target=runtime.post, args=(done.set,))
+            other.start()
+            other.join()
+            raise KeyboardInterrupt
+        ring()
+
+    monkeypatch.setattr(runtime._bell, "ring", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runtime.post(list)
+    gate.set()
+    assert done.wait(60)
+
+
 def test_an_interrupted_post_leaves_the_loop_reachable(busy_loop, monkeypatch):
     """Ctrl-C may come at any statement of the posting thread."""
     runtime, gate, _ = busy_loop
@@ -144,7 +164,7 @@ def test_an_interrupted_post_leaves_the_loop_reachable(busy_loop, monkeypatch):
 
         patch.setattr(runtime._bell, "ring", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            runtime.post(print)
+            runtime.post(list)
     done = threading.Event()
     runtime.post(done.set)
     gate.set()

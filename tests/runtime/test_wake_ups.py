@@ -62,18 +62,49 @@ def test_an_interrupted_wake_up_leaves_the_loop_reachable(loop):
 
     class Interrupted(Watched):
         def call_soon_threadsafe(self, *args):
-            super().call_soon_threadsafe(*args)
-            if self.calls == 1:
+            if not self.calls:
+                self.calls += 1
+                other = threading.Thread(target=wake_ups.wake, args=(relying,))
+                other.start()
+                other.join()
                 raise KeyboardInterrupt
+            super().call_soon_threadsafe(*args)
 
+    relying = loop.create_future()
     interrupted = Interrupted(loop)
     wake_ups = WakeUps(interrupted)
     with pytest.raises(KeyboardInterrupt):
         wake_ups.wake(loop.create_future())
+    assert interrupted.calls == 2
+    loop.run_until_complete(asyncio.wait_for(relying, 60))
     future = loop.create_future()
     wake_ups.wake(future)
-    assert interrupted.calls == 2
+    assert interrupted.calls == 3
     loop.run_until_complete(asyncio.wait_for(future, 60))
+
+
+def test_a_loop_that_is_interrupted_while_it_wakes_goes_on_when_it_runs_again():
+    """Ctrl-C stops ``run_until_complete`` in the middle of a callback; the caller may run the loop again."""
+    loop = asyncio.new_event_loop()
+
+    class Interrupting:
+        times = 0
+
+        def done(self):
+            self.times += 1
+            if self.times == 1:
+                raise KeyboardInterrupt
+            return True
+
+    interrupting, future = Interrupting(), loop.create_future()
+    wake_ups = WakeUps(loop)
+    wake_ups.wake(interrupting)
+    wake_ups.wake(future)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(future)
+    loop.run_until_complete(asyncio.wait_for(future, 60))
+    assert interrupting.times == 2
+    loop.close()
 
 
 def test_a_loop_that_has_closed_is_no_error():
@@ -83,6 +114,10 @@ def test_a_loop_that_has_closed_is_no_error():
     wake_ups.wake(future)
     wake_ups.wake(future)
     assert not future.done()
+    gone = weakref.ref(loop)
+    del loop, future
+    gc.collect()
+    assert gone() is None, "what could not be woken must not keep it"
 
 
 @pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])

@@ -111,8 +111,9 @@ class EventLoop:
         try:
             self._taking = True
             self._bell.ring()
-        except BaseException:  # such as Ctrl-C: the next post has to wake the loop again
-            self._taking = False
+        except BaseException:  # such as Ctrl-C
+            self._taking = False  # the next post has to wake the loop again
+            self._bell.ring()  # and so has this one: calls of other threads may have relied on it meanwhile
             raise
 
     def _take_posted(self) -> None:

@@ -46,17 +46,29 @@ class WakeUps:
             loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:  # "Event loop is closed": nobody is left to be woken
             self._asked = False
-        except BaseException:  # such as Ctrl-C: the next wake-up has to ask again
-            self._asked = False
+            self._futures.clear()  # each would keep the loop alive
+        except BaseException:  # such as Ctrl-C
+            self._asked = False  # the next wake-up has to ask again
+            loop.call_soon_threadsafe(
+                self._deliver
+            )  # and so has this one: other threads may have relied on it
             raise
 
     def _deliver(self) -> None:
         self._asked = False  # first: a wake-up from here on finds it so, and asks anew
         futures = self._futures
-        for _ in range(len(futures)):
-            future = futures.popleft()
-            if not future.done():
-                future.set_result(None)
+        try:
+            while futures:
+                future = futures[
+                    0
+                ]  # it stays until it has ended, should Ctrl-C stop this loop to run it later again
+                if not future.done():
+                    future.set_result(None)
+                futures.popleft()
+        finally:
+            loop = self._loop()
+            if futures and loop is not None:
+                loop.call_soon(self._deliver)
 
 
 class _OfThread(threading.local):
