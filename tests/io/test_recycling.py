@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -25,6 +26,8 @@ from strideweave.io.recycling import (
     RecyclingPool,
     size_class,
 )
+from strideweave.runtime.event_loop import process
+from strideweave.runtime.locks import holds_short_lock
 
 if TYPE_CHECKING:
     from strideweave import TiledEvictable
@@ -204,6 +207,67 @@ def test_where_the_system_refuses_memory_what_is_held_makes_room(monkeypatch: py
     with pytest.raises(MemoryError):
         pool.take(16 * MIB)
     assert pool.statistics().lent_bytes == before
+
+
+def test_a_finalizer_that_interrupts_the_pool_gets_nothing_and_changes_nothing() -> None:
+    """The collector may run finalizers of anybody at any statement, also inside the pool's critical sections."""
+    found: list[object] = []
+
+    class Interrupted(Clock):
+        def __call__(self) -> float:
+            if holds_short_lock():
+                found.append((pool.take(MIB), pool.has_room(MIB), pool.trim(), pool.statistics().lent_bytes))
+            return self.now
+
+    pool = RecyclingPool(8 * MIB, Interrupted())
+    first = lent(pool, MIB)
+    place = address(first)
+    del first
+    again = lent(pool, MIB)
+    assert found == [(None, False, 0, 0)]
+    assert address(again) == place
+    now = pool.statistics()
+    assert (now.lent_bytes, now.held_bytes, now.taken, now.reused) == (MIB, 0, 2, 1)
+
+
+def test_an_interrupted_call_leaves_nothing_lent() -> None:
+    """Ctrl-C may come at any statement of the thread that takes."""
+
+    class Interrupting(Clock):
+        def __call__(self) -> float:
+            if self.now < 0:
+                raise KeyboardInterrupt
+            return self.now
+
+    clock = Interrupting()
+    pool = RecyclingPool(8 * MIB, clock)
+    for _ in range(3):
+        clock.now = -1.0
+        with pytest.raises(KeyboardInterrupt):
+            pool.take(4 * MIB)
+        clock.now = 1.0
+        assert pool.statistics().lent_bytes == 0
+    both = lent(pool, 4 * MIB), lent(pool, 4 * MIB)
+    assert pool.statistics().lent_bytes == 8 * MIB
+    del both
+    assert pool.statistics().held_bytes == 8 * MIB
+
+
+def test_an_interrupted_watch_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, posted = RecyclingPool(8 * MIB), []
+
+    def post(call: object) -> None:
+        posted.append(call)
+        if len(posted) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(process, "runtime", SimpleNamespace(find_service=lambda _: pool, post=post))
+    with pytest.raises(KeyboardInterrupt):
+        pool.take(MIB)
+    kept = lent(pool, MIB), lent(pool, MIB)
+    assert len(posted) == 2
+    assert pool.statistics().lent_bytes == 2 * MIB
+    del kept
 
 
 def test_threads_never_get_the_same_memory() -> None:

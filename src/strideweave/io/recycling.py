@@ -31,7 +31,7 @@ from strideweave.io.buffers import (
     page_aligned,
 )
 from strideweave.runtime.event_loop import process
-from strideweave.runtime.locks import short_lock
+from strideweave.runtime.locks import holds_short_lock, short_lock
 from strideweave.runtime.workers import WorkerPool
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class RecyclingPool:
     Sizes are rounded up to an eighth of a power of two, so that requests that differ little find each other's
     memory. A finalizer may run in any thread at any statement: it does nothing but note, in a queue, that an array
     is gone. What is in that queue is found at the next call, or once a second, as long as anything is lent or held.
+    Other people's finalizers may even call the pool; one that interrupts it gets nothing and changes nothing.
 
     Made without arguments for a runtime; ``current_runtime().service(RecyclingPool)``.
 
@@ -125,20 +126,24 @@ class RecyclingPool:
             nbytes: at least 1.
 
         Returns:
-            An array of so many bytes; None where the bound leaves no room for it.
+            An array of so many bytes; None where the bound leaves no room for it, and inside a finalizer that has
+            interrupted the pool.
 
         Raises:
             MemoryError: the system has no such memory.
         """
         size = size_class(nbytes)
+        if holds_short_lock():
+            return None
         with short_lock:
-            if not self.has_room(nbytes):
+            if not self._has_room(size):
                 return None
             mapping = self._pop(size)
             self._taken += 1
             self._reused += mapping is not None
             self._lent_bytes += size
             dropped = self._drop(self._lent_bytes + self._held_bytes - self._limit)
+        lease: _Lease | None = None
         try:
             _return_soon(dropped)
             if mapping is None:
@@ -147,24 +152,28 @@ class RecyclingPool:
                 advise_huge(mapping)  # pages that were given back out of its middle ended that advice
             array = np.frombuffer(mapping, np.uint8, nbytes)
             lease = _Lease(array, self._ended.append)
-        except BaseException:
+            lease.mapping, lease.since = mapping, self._clock()
             with short_lock:
+                self._leases[id(lease)] = lease
+            self._watch()
+        except BaseException:  # no memory, or Ctrl-C: nobody has the array
+            with short_lock:
+                self._leases.pop(id(lease), None)
                 self._lent_bytes -= size
             raise
-        lease.mapping, lease.since = mapping, self._clock()
-        with short_lock:
-            self._leases[id(lease)] = lease
-        self._watch()
         return array
 
     def has_room(self, nbytes: int) -> bool:
         """Tell whether ``take`` would lend so much now."""
+        if holds_short_lock():
+            return False
         with short_lock:
-            self._settle()
-            return not self._closed and self._lent_bytes + size_class(nbytes) <= self._limit
+            return self._has_room(size_class(nbytes))
 
     def trim(self) -> int:
         """Give everything that is held back to the system, at once; says how many bytes that was."""
+        if holds_short_lock():
+            return 0
         with short_lock:
             self._settle()
             nbytes = self._held_bytes
@@ -182,8 +191,10 @@ class RecyclingPool:
 
     def statistics(self) -> RecyclingStatistics:
         """Return what the pool holds and has done, as one consistent record."""
+        settled = holds_short_lock()  # or is being settled
         with short_lock:
-            self._settle()
+            if not settled:
+                self._settle()
             return RecyclingStatistics(
                 held_bytes=self._held_bytes,
                 lent_bytes=self._lent_bytes,
@@ -210,6 +221,10 @@ class RecyclingPool:
             left = bool(self._leases or self._held)
         _return_soon(dropped)
         return left
+
+    def _has_room(self, size: int) -> bool:
+        self._settle()
+        return not self._closed and self._lent_bytes + size <= self._limit
 
     def _settle(self) -> None:
         """Hold what has come to be free; under the lock."""
@@ -274,6 +289,9 @@ class RecyclingPool:
             runtime.post(self._tick)
         except RuntimeError:  # it has just ended, and with it this pool
             self._watched = False
+        except BaseException:  # such as Ctrl-C: the next call has to see to it
+            self._watched = False
+            raise
 
     def _tick(self) -> None:
         if self.expire():

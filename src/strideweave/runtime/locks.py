@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["settling_lock", "short_lock"]
+__all__ = ["holds_short_lock", "settling_lock", "short_lock"]
 
 short_lock = threading.RLock()
 """For short critical sections: a few plain statements, no I/O, no await, no foreign callback.
@@ -23,3 +23,8 @@ settling_lock = threading.RLock()
 
 Only the runtime takes it, and always before ``short_lock``.
 """
+
+
+def holds_short_lock() -> bool:
+    """Tell whether the calling thread is inside such a section: then what called is a finalizer that interrupted it."""
+    return short_lock._is_owned()  # type: ignore[attr-defined, no-any-return]  # what threading.Condition asks it
