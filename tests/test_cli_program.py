@@ -52,7 +52,8 @@ def array(tmp_path: Path) -> Path:
         (["inspect", "a.npy", "--dtype", "complex"], "no element type"),
         (["inspect", "a.npy", "--format", "hdf5"], "format must be one of"),
         (["inspect", "a.npy", "--tensor", "x"], "leave --tensor out"),
-        (["inspect", "a.txt"], "pass --format, and for a raw file --dtype and --shape"),
+        (["inspect", "a.txt"], "store, zarr, and for a raw file --dtype and --shape"),
+        (["inspect", "a.txt"], "pass --format, one of npy"),
         (["bench", "a.npy", "--turns", "0"], "--turns"),
     ],
 )
@@ -91,6 +92,22 @@ def test_every_command_has_json_and_says_its_exit_status(command):
     shown = " ".join(run(command, "--help").stdout.replace("│", " ").split())
     assert "--json" in shown
     assert "Exit status: 0" in shown
+
+
+@pytest.mark.parametrize("command", ["pack", "inspect", "verify", "bench", "demo", "trace"])
+def test_the_paragraphs_of_a_help_are_lines_that_the_terminal_wraps(command):
+    paragraphs = typer.main.get_command(app).commands[command].help.split("\n\n")
+    assert paragraphs[-1].startswith("Exit status: 0")
+    assert not any("\n" in paragraph for paragraph in paragraphs)
+
+
+def test_a_checkpoint_of_many_tensors_is_not_damaged_where_none_was_named(tmp_path):
+    save_file = pytest.importorskip("safetensors.numpy").save_file
+    save_file({"a": np.ones(4, np.float32), "b": np.ones(4, np.float32)}, tmp_path / "two.safetensors")
+    result = run("pack", tmp_path / "two.safetensors", tmp_path / "store")
+    assert result.exit_code == 2
+    assert "holds 2 tensors; --tensor must say which one; there are 'a', 'b'" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["two.safetensors"]
 
 
 def test_extents_and_dtypes_are_read():

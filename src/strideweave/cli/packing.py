@@ -77,7 +77,9 @@ def pack(
     rate = manifest.data_bytes / seconds / 1e6
     typer.echo(
         as_lines(
-            {"packed": target} | geometry_lines(geometry) | {"time": f"{seconds:.2f} s, {rate:,.0f} MB/s"}
+            {"packed": target}
+            | geometry_lines(geometry)
+            | {"time": f"{seconds:.2f} s, {rate:,.{0 if rate >= 10 else 1}f} MB/s"}
         )
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -14,9 +15,9 @@ from typer.core import TyperCommand, TyperGroup
 from strideweave.errors import FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["BROKEN", "INTERRUPTED", "UNUSABLE", "Command", "app", "complain"]
+__all__ = ["BROKEN", "INTERRUPTED", "UNUSABLE", "Command", "app", "complain", "help_of"]
 
 BROKEN = 1
 """Exit status: a check did not hold, or a file is not what it should be."""
@@ -75,6 +76,12 @@ class _Program(TyperGroup):
 def complain(command: str, error: object) -> None:
     """Print one line about what went wrong."""
     print(f"{command}: {_in_one_line(error)}", file=sys.stderr, flush=True)
+
+
+def help_of(command: Callable[..., object]) -> str:
+    """The docstring of a command, a line for each paragraph: typer would keep the lines of the source."""
+    text = inspect.getdoc(command) or ""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 def _refuse(error: Any) -> NoReturn:

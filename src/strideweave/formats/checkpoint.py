@@ -79,16 +79,18 @@ def find_array(checkpoint: Checkpoint, tensor: str | None) -> StoredArray:
     Raises:
         FormatError: there is no such tensor, the parts of a pattern are not all there or differ, its dtype is none
             that a tensor here can have, or a file is damaged.
-        ValueError: a pattern names a placeholder twice.
+        ValueError: a pattern names a placeholder twice, or there is more than one tensor and no name.
     """
     names = checkpoint.shards
     if tensor is None:
-        if len(names) != 1:
+        if not names:
             raise FormatError(
-                f"tensor= must say which one; there are {_listed(names)}",
-                path=checkpoint.path,
-                wanted="one tensor",
-                found=f"{len(names)} tensors",
+                "there is no tensor", path=checkpoint.path, wanted="one tensor", found="0 tensors"
+            )
+        if len(names) > 1:
+            raise ValueError(
+                f"{checkpoint.path!r} holds {len(names)} tensors; tensor= must say which one; there are "
+                f"{_listed(names)}"
             )
         tensor = next(iter(names))
     if tensor in names or not _PLACEHOLDER.search(tensor):
@@ -151,10 +153,10 @@ def _open_directory(folder: Path) -> Checkpoint:
     files = [name for name in present if name.endswith(".safetensors")]
     if indices or not files:
         raise FormatError(
-            "the directory must hold one checkpoint; name the file or the index",
+            "the directory must hold one checkpoint, be a store or be a zarr 3 array; name the file or the index",
             path=str(folder),
             wanted=f"one *{INDEX_SUFFIX} or *.safetensors",
-            found=indices or [*present[:_FEW]],
+            found=indices or present[:_FEW] or "nothing",
         )
     shards: dict[str, str] = {}
     headers: dict[str, SafetensorsHeader] = {}

@@ -99,7 +99,10 @@ def open_tiled(
         _check_store(name, tile_shape, tensor=tensor, dtype=dtype, shape=shape, offset=offset)
         return open_store(name, mode, residency_policy=residency_policy, memory_limit=memory_limit)
     if mode == "r+":
-        raise ValueError(f"mode 'r+' is for a store; {name!r} is {found} and is only read in place")
+        raise ValueError(
+            f"mode 'r+' is for a store, which save_tiled makes; {name!r} has the format {found} and is "
+            "only read in place"
+        )
     array = _read(name, found, tensor=tensor, dtype=dtype, shape=shape, offset=offset)
     return _tensor(array, tile_shape, residency_policy, memory_limit)
 
@@ -147,7 +150,8 @@ def detect_format(path: str, asked: str | None = None, *, has_description: bool 
     found = _SUFFIXES.get(place.suffix) or _look_inside(path, has_description)
     if found is None:
         raise ValueError(
-            f"nothing tells what {path!r} is; pass format=, and for a raw file dtype= and shape= with it"
+            f"nothing tells what {path!r} is; pass format=, one of {', '.join(FORMATS)}, and for a raw file dtype= and "
+            "shape="
         )
     return found
 
@@ -210,7 +214,9 @@ def _check_arguments(
     if tensor is not None and not isinstance(tensor, str):
         raise TypeError(f"tensor must be a string, found {type(tensor).__name__}")
     if tensor is not None and found != "safetensors":
-        raise ValueError(f"{path!r} is {found} and holds one array without a name; leave tensor= out")
+        raise ValueError(
+            f"{path!r} has the format {found} and holds one array without a name; leave tensor= out"
+        )
     if start < 0 or (start and found != "raw"):
         raise ValueError(
             f"offset is for raw files and not negative; found {start} for {path!r}, which is {found}"

@@ -49,7 +49,10 @@ def save_tiled(
     overwrite: bool = False,
     durable: bool = True,
 ) -> None:
-    """``save_tiled_async(...).wait()``: blocks the calling thread."""
+    """Save a Tensor as a store, a directory that ``open_tiled`` opens; ``save_tiled_async(...).wait()``.
+
+    Blocks the calling thread until the store is at its place. Arguments and errors are those of ``save_tiled_async``.
+    """
     save_tiled_async(tensor, path, tile_shape=tile_shape, overwrite=overwrite, durable=durable).wait()
 
 
