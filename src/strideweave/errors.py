@@ -97,6 +97,22 @@ class TileConflictError(RuntimeError):
         self.free = free
 
 
+_MOST_SHOWN = 600  # characters of one value in a message; what a file holds may be of any length
+
+
+def _shown(value: object) -> str:
+    """Something of a file as a message can have it: of bounded length, and nothing that a terminal obeys."""
+    try:
+        text = str(value)
+    except (ValueError, RecursionError):  # an integer of very many digits, or lists in lists
+        text = f"what is too long to show, of type {type(value).__name__}"
+    if len(text) > _MOST_SHOWN:
+        text = f"{text[: _MOST_SHOWN * 3 // 4]} ... {text[-_MOST_SHOWN // 4 :]}"
+    if text.isprintable():
+        return text
+    return "".join([one if one.isprintable() else repr(one)[1:-1] for one in text])
+
+
 class FormatError(ValueError):
     """A file is not what its format says it is, or does not hold what was asked for.
 
@@ -127,11 +143,13 @@ class FormatError(ValueError):
         self.wanted = wanted
         self.found = found
         place = [repr(path)]
-        place += [] if tensor is None else [f"tensor {tensor!r}"]
+        place += [] if tensor is None else [f"tensor {_shown(repr(tensor))}"]
         place += [] if self.tile is None else [f"tile {self.tile}"]
         place += [] if offset is None else [f"offset {offset}"]
-        differs = [] if wanted is None and found is None else [f" (wanted {wanted}, found {found})"]
-        super().__init__(", ".join(place) + f": {message}" + "".join(differs))
+        differs = (
+            [] if wanted is None and found is None else [f" (wanted {_shown(wanted)}, found {_shown(found)})"]
+        )
+        super().__init__(", ".join(place) + f": {_shown(message)}" + "".join(differs))
 
 
 class FileChangedError(FormatError):

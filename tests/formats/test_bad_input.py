@@ -476,6 +476,44 @@ def test_bad_input_is_one_exact_error(files, case):
     assert sorted(files.folder.rglob("*")) == before  # and the fixture looks for open files
 
 
+HEXADECIMAL = b"0x" + b"f" * 6000  # more digits than Python shows of an integer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        npy_file(b"{'descr': '<f4', 'fortran_order': False, 'shape': (%s,)}" % HEXADECIMAL),
+        npy_file(b"{'descr': '<f4', 'fortran_order': %s, 'shape': (2,)}" % HEXADECIMAL),
+        npy_file(b"{'descr': %s, 'fortran_order': False, 'shape': (2,)}" % HEXADECIMAL),
+        npy_file(b"{%s: '<f4'}" % HEXADECIMAL),
+        npy_file(b"{'descr': '<f4', 'fortran_order': False, 'shape': (%s,)}" % (b"9" * 4000)),
+        npy_file(b"{'descr': '%s', 'fortran_order': False, 'shape': (2,)}" % (b"x" * 6000)),
+        npy_file(b"{'descr': '\\x1b[31m', 'fortran_order': False, 'shape': (2,)}"),
+        tensor_file({"dtype": "\ud800", "shape": [2], "data_offsets": [0, 8]}),
+        tensor_file({"dtype": "x" * 5000, "shape": [2], "data_offsets": [0, 8]}),
+        tensor_file({"dtype": "\x1b[31m\n", "shape": [2], "data_offsets": [0, 8]}),
+        tensor_file(header={"x" * 5000: EIGHT["t"] | {"data_offsets": [0, 9]}}),
+        shards({"a": "\ud800.safetensors"}),
+        shards({"a": "x" * 5000 + "/../a"}),
+    ],
+)
+def test_an_error_is_short_and_can_be_printed_whatever_the_file_says(files, make):
+    path = make(files)
+    with pytest.raises(FormatError) as caught:
+        open_tiled(path)
+    said = str(caught.value)
+    assert said.isprintable()
+    said.encode()
+    assert len(said) < 3000
+
+
+def test_placeholders_side_by_side_are_refused(files):
+    # Each way to cut the digits would be tried; and none of them is the right one.
+    path = files.safetensors("m.safetensors", {"1" * 40 + "x": np.zeros(2, np.float32)})
+    with pytest.raises(ValueError, match="side by side"):
+        open_tiled(path, tensor="".join([f"{{a{n}}}" for n in range(8)]) + "y")
+
+
 def test_an_unknown_dtype_of_another_tensor_is_none_of_ours(files):
     header = {
         "new": {"dtype": "F6_E9", "shape": [3], "data_offsets": [0, 5]},

@@ -8,6 +8,8 @@ import pytest
 from strideweave import FormatError, save_tiled, tiled
 from strideweave.dtype import DType
 from strideweave.store import Manifest, is_store, open_store, read_manifest
+from strideweave.tiles.grid import TileGrid
+from strideweave.tiling import tile_major_layout
 
 
 def change(path, **fields):
@@ -72,6 +74,9 @@ def test_the_same_layout_has_the_same_fingerprint(tmp_path, values):
         ({"grid_shape": [3, 2.0]}, "integers of at least 1"),
         ({"grid_shape": "32"}, "a list"),
         ({"grid_shape": [1 << 61, 1 << 61]}, "at most"),
+        ({"grid_shape": [1 << 28, 1]}, "at most 134217728 tiles"),
+        ({"identity": "\ud800"}, r"found \ud800"),
+        ({"identity": "\x1b[31m"}, r"found \x1b[31m"),
         ({"tile_shape": [2]}, "as many as grid_shape has"),
         ({"tile_shape": [4, 2]}, "'layout'"),
         ({"tile_count": 7}, "wanted 6, found 7"),
@@ -96,6 +101,39 @@ def test_a_manifest_that_lies_or_is_not_known_is_refused(store, fields, said):
             open_store(store, mode)
         assert caught.value.path == str(store / "strideweave.json")
         assert said in str(caught.value)
+        assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("field", ["format", "identity", "shape", "layout", "grid_shape", "dtype"])
+def test_a_field_that_nests_without_end_is_refused_shortly(store, field):
+    manifest = store / "strideweave.json"
+    found = json.loads(manifest.read_text())
+    found[field] = {"shape": "deep", "stride": "deep"} if field == "layout" else "deep"
+    text = json.dumps(found)
+    # Up to where the parser itself gives up; from some depth on only what follows it does.
+    for depth in (100, 300, 500, *range(700, 1000, 3)):
+        manifest.write_text(text.replace('"deep"', "[" * depth + "]" * depth))
+        with pytest.raises(FormatError) as caught:
+            read_manifest(store)
+        assert len(str(caught.value)) < 2000
+
+
+def test_a_manifest_of_very_many_axes_is_refused_shortly(store):
+    ones = [1] * 100_000
+    change(store, grid_shape=ones, tile_shape=ones)
+    with pytest.raises(FormatError) as caught:
+        read_manifest(store)
+    assert len(str(caught.value)) < 3000
+
+
+def test_a_table_that_lacks_nearly_everything_takes_no_memory(store):
+    grid = TileGrid((1 << 24, 1), (2, 4))
+    lying = Manifest(DType.Float32, grid, tile_major_layout(grid), "0" * 16)
+    (store / "strideweave.json").write_bytes(lying.encode())
+    for mode in ("r", "r+"):
+        with pytest.raises(FormatError, match="much shorter than the manifest says") as caught:
+            open_store(store, mode)
+        assert caught.value.path == str(store / "checksums.bin")
 
 
 @pytest.mark.parametrize("name", sorted(["format", "version", "dtype", "shape", "layout", "data", "lock"]))

@@ -28,7 +28,7 @@ from strideweave import (
 )
 from strideweave.dtype import DType
 from strideweave.layout import Layout
-from strideweave.store import open_store
+from strideweave.store import open_store, writer
 from strideweave.store.tile_files import TileFiles
 from strideweave.testing import bit_patterns
 
@@ -282,3 +282,30 @@ def test_a_million_tiles_take_a_small_manifest(tmp_path, opened):
     tensor = opened(tmp_path / "store")
     assert tensor[4 * count - 1] == 0.0
     assert tensor.carrier.secondary.statistics().store.tiles_read == 1
+
+
+def test_what_only_looks_like_an_unfinished_store_stays(tmp_path, values):
+    mine = tmp_path / ".store.backup.saving"
+    foreign = tmp_path / ".store.0123456789ab.saving"
+    for folder in (mine, foreign):
+        folder.mkdir()
+        (folder / "thesis.txt").write_text("the only copy")
+    elsewhere = tmp_path / "elsewhere"
+    save_tiled(tiled(values, (2, 4)), elsewhere)
+    link = tmp_path / ".store.ba9876543210.saving"
+    link.symlink_to(elsewhere, target_is_directory=True)
+    left = tmp_path / ".store.aaaaaaaaaaaa.saving"
+    left.mkdir()
+    (left / "tiles.bin").write_bytes(b"half a save")
+    save_tiled(tiled(values, (2, 4)), tmp_path / "store")
+    assert sorted(path.name for path in mine.iterdir()) == ["thesis.txt"]
+    assert sorted(path.name for path in foreign.iterdir()) == ["thesis.txt"]
+    assert link.is_symlink() and (elsewhere / "tiles.bin").is_file()
+    assert not left.exists()
+
+
+def test_a_store_of_more_tiles_than_one_can_have_is_refused(tmp_path, values, monkeypatch):
+    monkeypatch.setattr(writer, "MOST_TILES", 5)
+    with pytest.raises(ValueError, match="at most 5 tiles, found 6"):
+        save_tiled(tiled(values, (2, 4)), tmp_path / "store")
+    assert list(tmp_path.iterdir()) == []

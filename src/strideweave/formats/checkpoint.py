@@ -79,7 +79,8 @@ def find_array(checkpoint: Checkpoint, tensor: str | None) -> StoredArray:
     Raises:
         FormatError: there is no such tensor, the parts of a pattern are not all there or differ, its dtype is none
             that a tensor here can have, or a file is damaged.
-        ValueError: a pattern names a placeholder twice, or there is more than one tensor and no name.
+        ValueError: a pattern names a placeholder twice or has two side by side, or there is more than one tensor and
+            no name.
     """
     names = checkpoint.shards
     if tensor is None:
@@ -129,6 +130,7 @@ def _shard(path: str, name: str, shard: object) -> str:
         not isinstance(shard, str)
         or not shard
         or "\0" in shard
+        or _is_torn(shard)
         or ".." in PurePosixPath(shard).parts
         or ".." in PureWindowsPath(shard).parts
         or PurePosixPath(shard).is_absolute()
@@ -142,6 +144,11 @@ def _shard(path: str, name: str, shard: object) -> str:
             found=repr(shard),
         )
     return shard
+
+
+def _is_torn(name: str) -> bool:
+    """Whether a string of a JSON file has half of a character, which no path can have."""
+    return any("\ud800" <= one <= "\udfff" for one in name)
 
 
 def _open_directory(folder: Path) -> Checkpoint:
@@ -183,6 +190,11 @@ def _matches(checkpoint: Checkpoint, pattern: str) -> tuple[tuple[int, ...], Seq
         raise ValueError(f"the pattern {pattern!r} names a placeholder twice; each is an axis of its own")
     # Literal pieces and labels alternate.
     pieces = _PLACEHOLDER.split(pattern)[::2]
+    if "" in pieces[1:-1]:
+        raise ValueError(
+            f"the pattern {pattern!r} has two placeholders side by side; nothing tells where one number ends and the "
+            "next begins"
+        )
     expression = re.compile(r"(0|[1-9][0-9]{0,8})".join(re.escape(piece) for piece in pieces))
     found = {
         tuple([int(index) for index in match.groups()]): name

@@ -54,13 +54,11 @@ def read_npy(path: str, dtype: DType | None = None) -> StoredArray:
         found = _dtype(file, fields["descr"], dtype)
 
         def refuse(message: str) -> NoReturn:
-            file.refuse(message, 8 + width, found=repr(fields["shape"]))
+            file.refuse(message, 8 + width, found=fields["shape"])
 
         shape = as_extents(fields["shape"] if isinstance(fields["shape"], tuple) else None, refuse)
         if not isinstance(fields["fortran_order"], bool):
-            file.refuse(
-                "fortran_order must be a bool", 8 + width, "True or False", repr(fields["fortran_order"])
-            )
+            file.refuse("fortran_order must be a bool", 8 + width, "True or False", fields["fortran_order"])
         wanted = prod(shape) * found.itemsize
         if file.size - data != wanted:
             file.refuse(
@@ -81,7 +79,7 @@ def _parse(file: HeaderFile, text: bytes, encoding: str) -> dict[str, object]:
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         file.refuse("the header is no Python literal", 8, "a dictionary", repr(text[:60]))
     if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
-        found = sorted(map(repr, fields)) if isinstance(fields, dict) else type(fields).__name__
+        found = list(fields) if isinstance(fields, dict) else type(fields).__name__
         file.refuse("the header has three fields", 8, ["descr", "fortran_order", "shape"], found)
     return fields
 
@@ -93,7 +91,7 @@ def _dtype(file: HeaderFile, description: object, asked: DType | None) -> DType:
             file.refuse(
                 "the elements are pickled Python objects, which are never loaded", 8, "numbers", description
             )
-        file.refuse("the elements are no plain numbers", 8, "a dtype such as '<f4'", repr(description))
+        file.refuse("the elements are no plain numbers", 8, "a dtype such as '<f4'", description)
     order, kind, width = match.groups()
     if kind == "O":
         file.refuse(

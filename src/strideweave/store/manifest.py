@@ -23,7 +23,7 @@ from strideweave.tiles.grid import TileGrid
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DATA", "FILES", "JOURNAL", "LOCK", "MANIFEST", "TABLE", "Manifest"]
+__all__ = ["DATA", "FILES", "JOURNAL", "LOCK", "MANIFEST", "MOST_TILES", "TABLE", "Manifest"]
 
 MANIFEST = "strideweave.json"
 DATA = "tiles.bin"
@@ -38,6 +38,8 @@ VERSION = 1
 BYTE_ORDER = "little"
 _MOST_BYTES = 1 << 20
 _LARGEST = 1 << 62  # offsets in files are signed integers of 64 bits
+MOST_TILES = 1 << 27
+"""Tiles of a store, at most: their checksums take a gibibyte of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +155,8 @@ class Manifest:
         """Check what a manifest says twice."""
         try:
             self.grid.place(self.layout, 0)
-        except (ValueError, TypeError) as error:
-            raise fields.wrong("layout", "a layout of whole tiles of this grid", str(error)) from error
+        except (ValueError, TypeError, RecursionError) as error:
+            raise fields.wrong("layout", "a layout of whole tiles of this grid", error) from error
         for name, wanted in self.fields().items():
             fields.require(name, wanted)
 
@@ -180,7 +182,11 @@ class _Fields:
     def require(self, name: str, wanted: object) -> None:
         """Check a field whose value is known, type and all."""
         found = self.get(name)
-        if json.dumps(found, sort_keys=True) != json.dumps(wanted, sort_keys=True):
+        try:
+            is_wanted = json.dumps(found, sort_keys=True) == json.dumps(wanted, sort_keys=True)
+        except RecursionError:
+            is_wanted = False
+        if not is_wanted:
             raise self.wrong(name, wanted, found)
 
     def string(self, name: str) -> str:
@@ -202,6 +208,8 @@ class _Fields:
             raise self.wrong("tile_shape", f"{len(shapes[0])} integers, as many as grid_shape has", shapes[1])
         if prod(shapes[0]) * prod(shapes[1]) * dtype.itemsize > _LARGEST:
             raise self.wrong("grid_shape", f"tiles that together have at most {_LARGEST} bytes", shapes[0])
+        if prod(shapes[0]) > MOST_TILES:
+            raise self.wrong("grid_shape", f"at most {MOST_TILES} tiles", shapes[0])
         return TileGrid(*shapes)
 
     def layout(self) -> Layout:
@@ -212,7 +220,7 @@ class _Fields:
             raise self.wrong("layout", "an object with the lists shape and stride", found)
         try:
             return Layout(*(_nested(part) for part in parts))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise self.wrong("layout", "a shape and a stride that are nested alike", found) from error
 
 

@@ -44,6 +44,9 @@ ATTEMPTS = 16
 """How often a tile that is being overwritten is looked for. Each attempt that fails means that a writer has ended a
 whole write meanwhile, or that the tile is damaged."""
 
+_MOST_MISSING = 64 << 20
+"""Bytes that a damaged table of checksums may be too short by."""
+
 
 class TilePlaces(NamedTuple):
     """Some tiles, and where they are in memory.
@@ -96,6 +99,7 @@ class TileReader:
         count = self.manifest.grid.tile_count
         _require_no_longer(self._data, self.manifest.data_bytes)
         _require_no_longer(self._table_file, 8 * count)
+        _require_no_tiny(self._table_file, 8 * count)
         self._sums = np.zeros(count, np.uint64)
         self._read_table(self._table_file, 0, self._sums.view(np.uint8))
         self._read = self._damaged = self._rescued = 0
@@ -309,6 +313,18 @@ def require_plain(path: str) -> None:
     if Path(path).is_symlink():
         found = str(Path(path).readlink())
         raise FormatError("a file of a store must not be a symbolic link", path=path, found=found)
+
+
+def _require_no_tiny(file: OpenFile, nbytes: int) -> None:
+    """Refuse a table that lacks so much that memory for what the manifest says would be given for nothing."""
+    found = file.size()
+    if nbytes - found > _MOST_MISSING:
+        raise FormatError(
+            "the table of checksums is much shorter than the manifest says",
+            path=file.path,
+            wanted=f"{nbytes} bytes",
+            found=f"{found} bytes",
+        )
 
 
 def _require_no_longer(file: OpenFile, nbytes: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from strideweave.runtime.workers import run_jobs
 from strideweave.store.checksums import checksum_function, sums_of
 from strideweave.store.durable_names import sync_directory
 from strideweave.store.lock import WriterLock
-from strideweave.store.manifest import DATA, FILES, JOURNAL, LOCK, MANIFEST, TABLE, Manifest
+from strideweave.store.manifest import DATA, FILES, JOURNAL, LOCK, MANIFEST, MOST_TILES, TABLE, Manifest
 from strideweave.store.replacing import exchange, remove_tree
 from strideweave.store.tile_files import BATCH_TILES
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["StoreWriter", "check_target"]
 
 _UNFINISHED = ".saving"
+_NAME_BYTES = 6  # of the random part of an unfinished store's name
 
 
 class StoreWriter:
@@ -51,11 +53,19 @@ class StoreWriter:
         layout: from a coordinate to a slot.
         overwrite: replace the store that is there.
         durable: have it on the device before it is at its place.
+
+    Raises:
+        ValueError: the grid has more tiles than a store can have.
     """
 
     def __init__(
         self, path: str, dtype: DType, grid: TileGrid, layout: Layout, *, overwrite: bool, durable: bool
     ) -> None:
+        if grid.tile_count > MOST_TILES:
+            raise ValueError(
+                f"a store has at most {MOST_TILES} tiles, found {grid.tile_count} in the grid {grid.grid_shape}; "
+                "cut the tensor into larger tiles"
+            )
         self.manifest = Manifest(dtype, grid, layout, secrets.token_hex(8))
         self._path = Path(path)
         self._overwrite = overwrite
@@ -74,7 +84,7 @@ class StoreWriter:
         """
         check_target(self._path, overwrite=self._overwrite)
         _remove_unfinished(self._path)
-        made = self._path.parent / f".{self._path.name}.{secrets.token_hex(6)}"
+        made = self._path.parent / f".{self._path.name}.{secrets.token_hex(_NAME_BYTES)}"
         made.mkdir()
         self._directory = made
         self._lock = WriterLock(str(made / LOCK))
@@ -205,14 +215,15 @@ def _create(path: Path, size: int) -> OpenFile:
 
 
 def _remove_unfinished(path: Path) -> None:
-    """Remove what processes that were killed have left of stores for this place."""
-    left = [
-        entry
-        for entry in path.parent.iterdir()
-        if entry.name.startswith(f".{path.name}.") and entry.name.endswith(_UNFINISHED)
-    ]
+    """Remove what processes that were killed have left of stores for this place, and nothing that looks alike."""
+    name = re.compile(
+        re.escape(f".{path.name}.") + f"[0-9a-f]{{{2 * _NAME_BYTES}}}" + re.escape(_UNFINISHED), re.DOTALL
+    )
+    left = [entry for entry in path.parent.iterdir() if name.fullmatch(entry.name)]
     for entry in left:
         try:
+            if entry.is_symlink() or {inside.name for inside in entry.iterdir()} - FILES:
+                continue  # which no save has made
             lock = WriterLock(str(entry / LOCK))
         except OSError:  # somebody is at it, or it is not ours to remove
             continue
