@@ -113,14 +113,16 @@ def test_selection_takes_any_finite_iterables_of_integers(per_axis, expected):
     [
         pytest.param(3, "per_axis must be a finite iterable", id="integer"),
         pytest.param(None, "per_axis must be a finite iterable", id="none"),
-        pytest.param([0, 1], "axis 0 of per_axis must be a finite iterable", id="axis-is-an-integer"),
-        pytest.param([[0], None], "axis 1 of per_axis must be a finite iterable", id="axis-is-none"),
-        pytest.param([itertools.count()], "axis 0 of per_axis must be finite", id="endless-axis"),
+        pytest.param([0, 1], "axis 0 of the selection must be a finite iterable", id="axis-is-an-integer"),
+        pytest.param([[0], None], "axis 1 of the selection must be a finite iterable", id="axis-is-none"),
+        pytest.param([itertools.count()], "axis 0 of the selection must be finite", id="endless-axis"),
         pytest.param(itertools.cycle([[0]]), "per_axis must be finite", id="endless-per-axis"),
         pytest.param(itertools.repeat([0]), "per_axis must be finite", id="endless-repetition"),
         pytest.param(np.array(3), "per_axis must be a finite iterable", id="array-without-axes"),
-        pytest.param([np.array(3)], "axis 0 of per_axis must be a finite iterable", id="axis-without-axes"),
-        pytest.param([[0.0]], "an entry of axis 0 of per_axis must be an integer, got 0.0", id="float"),
+        pytest.param(
+            [np.array(3)], "axis 0 of the selection must be a finite iterable", id="axis-without-axes"
+        ),
+        pytest.param([[0.0]], "an entry of axis 0 of the selection must be an integer, got 0.0", id="float"),
         pytest.param([[True]], "must be an integer, got the bool True", id="bool"),
         pytest.param([[np.True_]], "must be an integer, got np.True_", id="numpy-bool"),
         pytest.param([np.array([True])], "must be an integer, got the bool True", id="bool-vector"),
@@ -142,10 +144,12 @@ def test_selection_refuses_other_types(per_axis, said):
     ("per_axis", "said"),
     [
         pytest.param([], "at least one axis", id="no-axes"),
-        pytest.param([[0], []], "axis 1 of per_axis selects no tile", id="empty-axis"),
-        pytest.param([range(0)], "axis 0 of per_axis selects no tile", id="empty-range"),
-        pytest.param([[0], [4, 1, 4]], "axis 1 of per_axis selects tile 4 more than once", id="duplicate"),
-        pytest.param([[0], [4, 4]], "axis 1 of per_axis selects tile 4 more than once", id="pair"),
+        pytest.param([[0], []], "axis 1 of the selection selects no tile", id="empty-axis"),
+        pytest.param([range(0)], "axis 0 of the selection selects no tile", id="empty-range"),
+        pytest.param(
+            [[0], [4, 1, 4]], "axis 1 of the selection selects tile 4 more than once", id="duplicate"
+        ),
+        pytest.param([[0], [4, 4]], "axis 1 of the selection selects tile 4 more than once", id="pair"),
         pytest.param([[0, -2]], "negative tile coordinate -2", id="negative"),
         pytest.param([[-3, 0, 1]], "negative tile coordinate -3", id="negative-ascending"),
         pytest.param([range(2, -2, -1)], "negative tile coordinate -1", id="negative-range"),

@@ -96,7 +96,7 @@ def to_integers(values: Any, name: str) -> tuple[int, ...]:
 
 def to_axis(values: Any, number: int) -> Axis:
     """Copy the coordinates of one axis; a range is a value already and stays one."""
-    return values if isinstance(values, range) else to_integers(values, f"axis {number} of per_axis")
+    return values if isinstance(values, range) else to_integers(values, f"axis {number} of the selection")
 
 
 def check_axis(axis: Axis, number: int) -> None:
@@ -106,7 +106,7 @@ def check_axis(axis: Axis, number: int) -> None:
         ValueError: as said.
     """
     if not axis:
-        raise ValueError(f"axis {number} of per_axis selects no tile; every axis needs at least one")
+        raise ValueError(f"axis {number} of the selection selects no tile; every axis needs at least one")
     if isinstance(axis, range):
         lowest, distinct = min(axis[0], axis[-1]), True
     elif all(map(operator.lt, axis, axis[1:])):  # ascending, as most are: half the price of a set
@@ -114,9 +114,11 @@ def check_axis(axis: Axis, number: int) -> None:
     else:
         lowest, distinct = min(axis), len(set(axis)) == len(axis)
     if lowest < 0:
-        raise ValueError(f"axis {number} of per_axis holds the negative tile coordinate {lowest}")
+        raise ValueError(f"axis {number} of the selection holds the negative tile coordinate {lowest}")
     if not distinct:
-        raise ValueError(f"axis {number} of per_axis selects tile {_first_repeated(axis)} more than once")
+        raise ValueError(
+            f"axis {number} of the selection selects tile {_first_repeated(axis)} more than once"
+        )
 
 
 def check_coordinates(coordinates: Sequence[Coordinate]) -> None:
