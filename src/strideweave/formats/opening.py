@@ -85,7 +85,8 @@ def open_tiled(
 
     Raises:
         TypeError: an argument is of a wrong type.
-        ValueError: an argument has no meaning for this format, or ``tile_shape`` does not divide the shape.
+        ValueError: an argument has no meaning for this format or is missing; ``tile_shape`` does not divide the
+            shape.
         FormatError: a file is damaged, of a kind that cannot be read in place, or holds something else than was
             asked for; the message names file, tensor, offset, and what was wanted and found.
         FileNotFoundError: nothing is at ``path``, or a file of the checkpoint is missing.
