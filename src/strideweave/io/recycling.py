@@ -14,7 +14,7 @@ import resource
 import sys
 import time
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -112,9 +112,9 @@ class RecyclingPool:
         self._leases: dict[int, _Lease] = {}
         self._ended: deque[Any] = deque()  # leases whose array is gone
         # By size, each with the time since when it is idle; the last one is the warmest.
-        self._held: dict[int, deque[tuple[float, mmap.mmap]]] = {}
-        self._held_bytes = self._lent_bytes = self._returned_bytes = 0
-        self._taken = self._reused = 0
+        self._held: defaultdict[int, deque[tuple[float, mmap.mmap]]] = defaultdict(deque)
+        self._reserved: dict[object, int] = {}  # bytes of calls of ``take`` under way
+        self._taken = self._reused = self._returned_bytes = 0
         self._watched = self._closed = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=partial(_forget_in_child, weakref.ref(self)))
@@ -135,16 +135,16 @@ class RecyclingPool:
         size = size_class(nbytes)
         if holds_short_lock():
             return None
-        with short_lock:
-            if not self._has_room(size):
-                return None
-            mapping = self._pop(size)
-            self._taken += 1
-            self._reused += mapping is not None
-            self._lent_bytes += size
-            dropped = self._drop(self._lent_bytes + self._held_bytes - self._limit)
-        lease: _Lease | None = None
+        lease, token = None, object()
         try:
+            with short_lock:
+                if not self._has_room(size):
+                    return None
+                self._reserved[token] = size
+                mapping = self._pop(size)
+                self._taken += 1
+                self._reused += mapping is not None
+                dropped = self._drop(self._lent_bytes + self._held_bytes - self._limit)
             _return_soon(dropped)
             if mapping is None:
                 mapping = self._map(size)
@@ -155,11 +155,12 @@ class RecyclingPool:
             lease.mapping, lease.since = mapping, self._clock()
             with short_lock:
                 self._leases[id(lease)] = lease
+                del self._reserved[token]
             self._watch()
         except BaseException:  # no memory, or Ctrl-C: nobody has the array
             with short_lock:
                 self._leases.pop(id(lease), None)
-                self._lent_bytes -= size
+                self._reserved.pop(token, None)
             raise
         return array
 
@@ -186,7 +187,6 @@ class RecyclingPool:
         with short_lock:
             self._closed = True
             self._leases.clear()
-            self._lent_bytes = 0
         self.trim()
 
     def statistics(self) -> RecyclingStatistics:
@@ -212,15 +212,23 @@ class RecyclingPool:
             for key, lease in tuple(self._leases.items()):
                 if now - lease.since >= LENT_SECONDS:
                     del self._leases[key]
-                    self._lent_bytes -= len(lease.mapping)
             dropped = []
-            for size in tuple(self._held):
-                idle = self._held[size]
+            for size, idle in self._held.items():
                 while idle and now - idle[0][0] >= IDLE_SECONDS:
                     dropped.append(self._forget_oldest(size))
-            left = bool(self._leases or self._held)
+            left = bool(self._leases or self._held_bytes)
         _return_soon(dropped)
         return left
+
+    # Counted each time, and not kept beside what they count: Ctrl-C could come in between.
+
+    @property
+    def _lent_bytes(self) -> int:
+        return sum([len(lease.mapping) for lease in self._leases.values()]) + sum(self._reserved.values())
+
+    @property
+    def _held_bytes(self) -> int:
+        return sum([size * len(idle) for size, idle in self._held.items()])
 
     def _has_room(self, size: int) -> bool:
         self._settle()
@@ -237,37 +245,28 @@ class RecyclingPool:
                 # The collector tells of the end of what it has found before that ends, and a finalizer may revive it.
                 again.append(lease)
                 continue
+            size, now = len(lease.mapping), self._clock()
             del self._leases[id(lease)]
-            size = len(lease.mapping)
-            self._lent_bytes -= size
-            self._held_bytes += size
-            self._held.setdefault(size, deque()).append((self._clock(), lease.mapping))
+            self._held[size].append((now, lease.mapping))
         self._ended.extend(again)
 
     def _pop(self, size: int) -> mmap.mmap | None:
-        idle = self._held.get(size)
+        idle = self._held[size]
         if not idle:
             return None
-        _, mapping = idle.pop()
-        if not idle:
-            del self._held[size]
-        self._held_bytes -= size
-        return mapping
+        return idle.pop()[1]
 
     def _drop(self, nbytes: int) -> list[mmap.mmap]:
         """Let go of so many held bytes, idle longest first; under the lock. The caller unmaps them."""
         dropped: list[mmap.mmap] = []
-        while nbytes > 0 and self._held:
-            size = min(self._held, key=lambda size: self._held[size][0][0])
+        while nbytes > 0 and any(self._held.values()):
+            size = min((idle[0][0], size) for size, idle in self._held.items() if idle)[1]
             dropped.append(self._forget_oldest(size))
             nbytes -= size
         return dropped
 
     def _forget_oldest(self, size: int) -> mmap.mmap:
         _, mapping = self._held[size].popleft()
-        if not self._held[size]:
-            del self._held[size]
-        self._held_bytes -= size
         self._returned_bytes += size
         return mapping
 
