@@ -218,3 +218,39 @@ def test_a_bar_is_for_terminals_and_for_people(array: Path, flag: list[str]):
     os.close(leader)
     assert ("verifying store" in shown) is (not flag)
     assert ("verifying" in ended.stdout) is False
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_names_of_any_kind_are_shown_and_obeyed_by_no_terminal(tmp_path: Path, encoding: str):
+    names = ["\x1b[31mred\nline", "\ud800half", "caf\u00e9"]
+    one = {"dtype": "U8", "shape": [1]}
+    header = {name: one | {"data_offsets": [n, n + 1]} for n, name in enumerate(names)}
+    text = json.dumps(header).encode()
+    checkpoint = tmp_path / "m.safetensors"
+    checkpoint.write_bytes(len(text).to_bytes(8, "little") + text + bytes(len(names)))
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    ended = subprocess.run(
+        [*PROGRAM, "inspect", checkpoint], env=environment, capture_output=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert rb"\x1b[31mred\nline" in ended.stdout
+    assert rb"\ud800half" in ended.stdout
+    assert b"caf" in ended.stdout
+    assert b"\x1b" not in ended.stdout
+    assert len(ended.stdout.splitlines()) == 2 + 1 + len(names)
+
+
+def test_a_path_that_is_no_utf_8_is_a_path(array: Path):
+    store = os.fsencode(array.parent) + b"/st\xff.store"
+    for command in (["pack", os.fsencode(array), store], ["verify", store], ["inspect", store]):
+        ended = subprocess.run([*PROGRAM, *command], capture_output=True, check=False)
+        assert (ended.returncode, ended.stderr) == (0, b"")
+        assert rb"st\udcff.store" in ended.stdout
+
+
+def test_a_trace_that_is_a_pipe_is_refused_at_once(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")  # which nobody ever writes to
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        result = run("trace", path)
+        assert result.exit_code == 2
+        assert "no regular file" in result.stderr

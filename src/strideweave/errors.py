@@ -108,9 +108,16 @@ def _shown(value: object) -> str:
         text = f"what is too long to show, of type {type(value).__name__}"
     if len(text) > _MOST_SHOWN:
         text = f"{text[: _MOST_SHOWN * 3 // 4]} ... {text[-_MOST_SHOWN // 4 :]}"
-    if text.isprintable():
-        return text
-    return "".join([one if one.isprintable() else repr(one)[1:-1] for one in text])
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """Text that any terminal can show and none obeys: what is no character to print is escaped."""
+    return (
+        text
+        if text.isprintable()
+        else "".join([one if one.isprintable() else repr(one)[1:-1] for one in text])
+    )
 
 
 class FormatError(ValueError):

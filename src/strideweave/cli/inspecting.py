@@ -22,6 +22,7 @@ from strideweave.cli.source import (
     TileShapeOption,
 )
 from strideweave.cli.values import size_in_words
+from strideweave.errors import printable
 
 __all__ = ["inspect"]
 
@@ -115,7 +116,7 @@ def _list(found: CheckpointContents) -> str:
             rows.append((one.name, one.dtype, extents_in_words(one.shape), size_in_words(one.nbytes)))
     total = sum([entry.nbytes for _, entry in found.entries])
     tensors, files = counted(len(found.entries), "tensor"), counted(len(found.files), "file")
-    head = f"{found.path}: {tensors} in {files}, {size_in_words(total)}"
+    head = f"{printable(str(found.path))}: {tensors} in {files}, {size_in_words(total)}"
     return "\n".join([head, "", as_table(("tensor", "dtype", "shape", "bytes"), rows, left=2)])
 
 
@@ -128,5 +129,5 @@ def _damage(found: tuple[Damage, ...]) -> list[str]:
             if one.first_tile is None
             else f"; {counted(one.tiles, 'tile')} lost, from number {one.first_tile} on"
         )
-        lines.append(f"damaged: {message}{tiles}")
+        lines.append(printable(f"damaged: {message}{tiles}"))
     return lines

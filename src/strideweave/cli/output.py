@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from strideweave.errors import printable
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -22,16 +24,17 @@ def print_json(fields: Mapping[str, Any]) -> None:
 
 
 def as_lines(fields: Mapping[str, object]) -> str:
-    """One line a field, its name before it."""
+    """One line a field, its name before it; whatever a file calls something, it stays on its line."""
     width = max([len(name) for name in fields])
-    return "\n".join([f"{name.ljust(width)}  {value}" for name, value in fields.items()])
+    return "\n".join([f"{name.ljust(width)}  {printable(str(value))}" for name, value in fields.items()])
 
 
 def as_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
     """Columns as wide as they must be; the first ``left`` ones begin at the left, the others end at the right."""
-    widths = [max([len(cell) for cell in column]) for column in zip(heads, *rows, strict=True)]
+    shown = [[printable(cell) for cell in row] for row in (heads, *rows)]
+    widths = [max([len(cell) for cell in column]) for column in zip(*shown, strict=True)]
     lines = []
-    for row in (heads, *rows):
+    for row in shown:
         cells = [
             cell.ljust(width) if place < left else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import os
 import re
 import sys
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from strideweave.errors import FormatError
+from strideweave.errors import FormatError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,6 +64,8 @@ class _Program(TyperGroup):
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         """Run the command that the arguments name; raises ``SystemExit`` with its status."""
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # a name may have what this terminal has not
         try:
             ended = super().main(*arguments, **(options | {"standalone_mode": False}))
         except _ANY_ERROR as error:
@@ -75,7 +78,7 @@ class _Program(TyperGroup):
 
 def complain(command: str, error: object) -> None:
     """Print one line about what went wrong."""
-    print(f"{command}: {_in_one_line(error)}", file=sys.stderr, flush=True)
+    print(f"{command}: {printable(_in_one_line(error))}", file=sys.stderr, flush=True)
 
 
 def help_of(command: Callable[..., object]) -> str:

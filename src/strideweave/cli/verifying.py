@@ -11,6 +11,7 @@ from strideweave.cli.output import JsonOption, print_json
 from strideweave.cli.program import BROKEN
 from strideweave.cli.progress import progress
 from strideweave.cli.values import size_in_words
+from strideweave.errors import printable
 from strideweave.formats.opening import detect_format
 from strideweave.store import verify_tiles
 
@@ -50,13 +51,13 @@ def verify(
         about = {"path": str(path), "format": "store", "tiles": tiles, "bytes": nbytes}
         print_json(about | {"damaged": [_fields(error) for error in damaged], "passed": not damaged})
     elif damaged:
-        typer.echo(f"{path}: {len(damaged):,} of {tiles:,} tiles are damaged")
+        typer.echo(f"{printable(str(path))}: {len(damaged):,} of {tiles:,} tiles are damaged")
         for error in damaged[:_SHOWN]:
             typer.echo(f"  tile {error.tile}: wanted checksum {error.wanted}, found {error.found}")
         if len(damaged) > _SHOWN:
             typer.echo(f"  and {len(damaged) - _SHOWN:,} more; --json has all of them")
     else:
-        typer.echo(f"{path}: all {tiles:,} tiles are right ({size_in_words(nbytes)})")
+        typer.echo(f"{printable(str(path))}: all {tiles:,} tiles are right ({size_in_words(nbytes)})")
     if damaged:
         raise typer.Exit(BROKEN)
 

@@ -13,6 +13,8 @@ the run from its first number to its last, both included.
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,12 +28,13 @@ from strideweave.tiles.grid import TileGrid
 from strideweave.tiles.selection import TileSet
 
 if TYPE_CHECKING:
-    import os
-
     from numpy.typing import NDArray
 
 __all__ = ["Trace", "TraceRequest"]
 
+_AT_ONCE = (
+    os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+)  # a FIFO is opened without its writer, who may never come
 _FORMAT, _VERSION = "strideweave-trace", 1
 _HEADER = ("format", "version", "grid_shape", "tile_shape", "tile_bytes")
 _REQUEST = ("purpose", "tiles")
@@ -115,9 +118,14 @@ class Trace:
 
         Raises:
             OSError: it cannot be read.
-            ValueError: it is no trace file, or a line is wrong; the message names the file and the line.
+            ValueError: it is no trace file, not even a regular one, or a line is wrong; the message names the file
+                and the line.
         """
-        with Path(path).open("rb") as file:
+        with os.fdopen(os.open(path, _AT_ONCE), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ValueError(
+                    f"{os.fspath(path)!r} is no regular file, as a trace is; save what comes from it first"
+                )
             lines = enumerate(file, start=1)
             header = _Reader(path, 1, next(lines, (1, b""))[1])
             grid, tile_bytes = header.grid()
