@@ -84,10 +84,11 @@ class RecyclingStatistics:
 class _Lease(weakref.ref["NDArray[np.uint8]"]):
     """The root array of a mapping in use, which every view of the memory keeps alive."""
 
-    __slots__ = ("mapping", "since")
+    __slots__ = ("mapping", "since", "token")
 
     mapping: mmap.mmap
     since: float
+    token: object  # by which its bytes are counted
 
 
 class RecyclingPool:
@@ -113,7 +114,7 @@ class RecyclingPool:
         self._ended: deque[Any] = deque()  # leases whose array is gone
         # By size, each with the time since when it is idle; the last one is the warmest.
         self._held: defaultdict[int, deque[tuple[float, mmap.mmap]]] = defaultdict(deque)
-        self._reserved: dict[object, int] = {}  # bytes of calls of ``take`` under way
+        self._lent: dict[object, int] = {}  # bytes of what is in use, and of calls of ``take`` under way
         self._taken = self._reused = self._returned_bytes = 0
         self._watched = self._closed = False
         if hasattr(os, "register_at_fork"):
@@ -140,7 +141,7 @@ class RecyclingPool:
             with short_lock:
                 if not self._has_room(size):
                     return None
-                self._reserved[token] = size
+                self._lent[token] = size
                 mapping = self._pop(size)
                 self._taken += 1
                 self._reused += mapping is not None
@@ -152,15 +153,14 @@ class RecyclingPool:
                 advise_huge(mapping)  # pages that were given back out of its middle ended that advice
             array = np.frombuffer(mapping, np.uint8, nbytes)
             lease = _Lease(array, self._ended.append)
-            lease.mapping, lease.since = mapping, self._clock()
+            lease.mapping, lease.since, lease.token = mapping, self._clock(), token
             with short_lock:
                 self._leases[id(lease)] = lease
-                del self._reserved[token]
             self._watch()
         except BaseException:  # no memory, or Ctrl-C: nobody has the array
             with short_lock:
                 self._leases.pop(id(lease), None)
-                self._reserved.pop(token, None)
+                self._lent.pop(token, None)
             raise
         return array
 
@@ -187,6 +187,7 @@ class RecyclingPool:
         with short_lock:
             self._closed = True
             self._leases.clear()
+            self._lent.clear()
         self.trim()
 
     def statistics(self) -> RecyclingStatistics:
@@ -211,6 +212,9 @@ class RecyclingPool:
             self._settle()
             for key, lease in tuple(self._leases.items()):
                 if now - lease.since >= LENT_SECONDS:
+                    self._lent.pop(
+                        lease.token, None
+                    )  # first: the next call finds what is left after a Ctrl-C
                     del self._leases[key]
             dropped = []
             for size, idle in self._held.items():
@@ -224,7 +228,7 @@ class RecyclingPool:
 
     @property
     def _lent_bytes(self) -> int:
-        return sum([len(lease.mapping) for lease in self._leases.values()]) + sum(self._reserved.values())
+        return sum(self._lent.values())
 
     @property
     def _held_bytes(self) -> int:
@@ -246,6 +250,7 @@ class RecyclingPool:
                 again.append(lease)
                 continue
             size, now = len(lease.mapping), self._clock()
+            self._lent.pop(lease.token, None)
             del self._leases[id(lease)]
             self._held[size].append((now, lease.mapping))
         self._ended.extend(again)
