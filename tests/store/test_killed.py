@@ -28,6 +28,7 @@ def run_killing(kind: str, directory: Path, step: int) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "least"), [("write", 60), ("recover", 100), ("save", 20), ("replace", 20)])
 def test_a_kill_before_any_system_call_leaves_whole_tiles(kind: str, least: int, tmp_path: Path):
     assert run_killing(kind, tmp_path, 1) >= least
