@@ -55,6 +55,10 @@ def array(tmp_path: Path) -> Path:
         (["inspect", "a.txt"], "store, zarr, and for a raw file --dtype and --shape"),
         (["inspect", "a.txt"], "pass --format, one of npy"),
         (["bench", "a.npy", "--turns", "0"], "--turns"),
+        (["bench", "--size", "9" * 400], "more bytes than a file can have"),
+        (["bench", "--size", "1e99"], "not a number of bytes"),
+        (["bench", "--size", "7000000000GiB"], "are free, less than the"),
+        (["trace", "."], "no regular file"),
     ],
 )
 def test_what_cannot_be_used_is_one_line_and_2(array, monkeypatch, arguments, said):
@@ -254,3 +258,14 @@ def test_a_trace_that_is_a_pipe_is_refused_at_once(tmp_path: Path):
         result = run("trace", path)
         assert result.exit_code == 2
         assert "no regular file" in result.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("command", [["--help"], ["pack", "--help"], ["--version"], ["inspect"]])
+def test_output_that_cannot_be_written_is_one_line_and_2(array: Path, command: list[str]):
+    arguments = [*command, array] if command == ["inspect"] else command
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run([*PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, check=False)
+    (line,) = ended.stderr.splitlines()
+    assert ended.returncode == 2
+    assert b"No space left" in line

@@ -15,6 +15,9 @@ def main() -> None:
         if error.name not in {"typer", "rich"}:
             raise
         sys.exit("the command line needs the extra 'cli': pip install 'strideweave[cli]'")
+    except KeyboardInterrupt:
+        print("strideweave: interrupted", file=sys.stderr)
+        sys.exit(130)
     app(prog_name="strideweave")
 
 

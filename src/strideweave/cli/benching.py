@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,6 +110,13 @@ def _source(path: Path | None, nbytes: int, folder: Path | None) -> Iterator[Sou
         return
     count = max(1, nbytes // _SCRATCH_TILE)
     with tempfile.TemporaryDirectory(prefix="strideweave-bench-", dir=folder) as made:
+        free = shutil.disk_usage(made).free
+        if count * _SCRATCH_TILE > free:
+            message = (
+                f"{size_in_words(free)} are free, less than the {size_in_words(count * _SCRATCH_TILE)} of the scratch "
+                "file; give a smaller --size, or another --scratch"
+            )
+            raise OSError(errno.ENOSPC, message, str(Path(made).parent))
         file = Path(made, "scratch.bin")
         random = np.random.default_rng(0)
         with file.open("wb") as target:

@@ -73,6 +73,9 @@ class _Program(TyperGroup):
         except (typer.Abort, KeyboardInterrupt):
             complain(self.name or "strideweave", "interrupted")
             sys.exit(INTERRUPTED)
+        except OSError as error:  # a help that could not be printed
+            complain(self.name or "strideweave", error)
+            sys.exit(UNUSABLE)
         sys.exit(ended if isinstance(ended, int) else 0)
 
 

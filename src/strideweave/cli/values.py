@@ -36,7 +36,10 @@ def parse_bytes(text: str) -> int:
     unit = _UNITS.get(found[2].lower()) if found else None
     if found is None or unit is None:
         raise typer.BadParameter(f"{text!r} is not a number of bytes such as 8MiB, 500kB or 4096")
-    return int(float(found[1]) * unit)
+    size = float(found[1]) * unit
+    if size >= 2**63:
+        raise typer.BadParameter(f"{text!r} are more bytes than a file can have")
+    return int(size)
 
 
 def parse_extents(text: str | None) -> tuple[int, ...] | None:

@@ -51,7 +51,11 @@ def verify_tiles(path: str | os.PathLike[str]) -> Iterator[Verified]:
     try:
         count, nbytes = files.manifest.grid.tile_count, files.manifest.tile_bytes
         step = min(count, max(1, _STEP_BYTES // nbytes))
-        memory = aligned_array(step * nbytes)
+        try:
+            memory = aligned_array(step * nbytes)
+        except MemoryError as error:
+            error.add_note(f"one tile of {files.directory!r} has {nbytes} bytes, and is read whole")
+            raise
         for first in range(0, count, step):
             tiles = np.arange(first, min(first + step, count))
             damaged = files.damaged_among(tiles, memory)

@@ -121,11 +121,11 @@ class Trace:
             ValueError: it is no trace file, not even a regular one, or a line is wrong; the message names the file
                 and the line.
         """
-        with os.fdopen(os.open(path, _AT_ONCE), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ValueError(
-                    f"{os.fspath(path)!r} is no regular file, as a trace is; save what comes from it first"
-                )
+        if not stat.S_ISREG(Path(path).stat().st_mode):  # a FIFO would be waited for
+            raise ValueError(
+                f"{os.fspath(path)!r} is no regular file, as a trace is; save what comes from it first"
+            )
+        with Path(path).open("rb") as file:
             lines = enumerate(file, start=1)
             header = _Reader(path, 1, next(lines, (1, b""))[1])
             grid, tile_bytes = header.grid()
