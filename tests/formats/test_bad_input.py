@@ -507,6 +507,13 @@ def test_an_error_is_short_and_can_be_printed_whatever_the_file_says(files, make
     assert len(said) < 3000
 
 
+def test_names_that_an_error_lists_are_short(files):
+    path = files.safetensors("m.safetensors", {n * 5000: np.zeros(2, np.float32) for n in "ab"})
+    with pytest.raises(ValueError, match=r"a'\.\.\., 'bb") as caught:
+        open_tiled(path)
+    assert len(str(caught.value)) < 1000
+
+
 def test_placeholders_side_by_side_are_refused(files):
     # Each way to cut the digits would be tried; and none of them is the right one.
     path = files.safetensors("m.safetensors", {"1" * 40 + "x": np.zeros(2, np.float32)})

@@ -27,6 +27,7 @@ INDEX_SUFFIX = ".safetensors.index.json"
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _FEW = 5  # names that an error lists
+_LONG = 200  # characters of one of them, at most
 
 
 class Checkpoint(NamedTuple):
@@ -318,4 +319,5 @@ def _dtype(found: _Found) -> DType:
 def _listed(names: Iterable[str]) -> str:
     every = sorted(names)
     more = f" and {len(every) - _FEW} more" if len(every) > _FEW else ""
-    return ", ".join([repr(name) for name in every[:_FEW]]) + more if every else "none"
+    few = [repr(name) if len(name) <= _LONG else repr(name[:_LONG]) + "..." for name in every[:_FEW]]
+    return ", ".join(few) + more if every else "none"
