@@ -22,6 +22,7 @@ from strideweave import (
     row_major,
 )
 from strideweave.autograd import no_grad
+from strideweave.carriers.tiled_evictable import gathering
 from strideweave.runtime import current_runtime
 
 pytestmark = pytest.mark.anyio
@@ -417,3 +418,26 @@ def test_multi_axis_selections_come_first_mode_fastest():
     columns = [8, 9, 18, 19]
     assert np.array_equal(compact.numpy(), values[np.ix_(rows, columns)])
     carrier.release()
+
+
+@pytest.mark.parametrize(
+    ("rows", "turns"), [(64, [64]), (65, [64, 1]), (200, [64, 64, 64, 8]), (256, [64] * 4), (257, [])]
+)
+def test_the_loop_copies_small_tiles_a_quarter_of_a_mebibyte_at_once(rows, turns, monkeypatch):
+    """Others get their turn in between; more than a mebibyte, or a larger tile, is a worker's."""
+    copied: list[int] = []
+    copy = gathering.copy_inline
+
+    def watched(traffic, geometry, ordinals, positions, compact):
+        copied.append(len(ordinals))
+        copy(traffic, geometry, ordinals, positions, compact)
+
+    monkeypatch.setattr(gathering, "copy_inline", watched)
+    monkeypatch.setattr("strideweave.carriers.tiled_evictable.projection.copy_inline", watched)
+    values = np.arange(260 * 1024, dtype=np.float32).reshape(260, 1024)
+    tensor = strideweave.tiled(values, (1, 1024))
+    chosen = np.random.default_rng(5).permutation(260)[:rows]
+    compact = tensor.carrier.project(tensor, tensor.carrier.select({0: chosen})).wait()
+    assert np.array_equal(compact.numpy(), values[chosen])
+    assert copied == turns
+    tensor.carrier.release()

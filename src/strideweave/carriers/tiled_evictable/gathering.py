@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from anyio.lowlevel import checkpoint
 
 from strideweave.runtime.workers import INLINE_BYTES, run_jobs, share_bytes
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["INLINE_BYTES", "copy_inline", "copy_resident", "copy_streamed"]
 
+_LOOP_BYTES = 4 * INLINE_BYTES  # up to this much, the loop is done before a worker would have come back to it
 _FEW_TILES = 8  # up to this many, copying tile by tile takes less time than preparing to copy them together
 
 
@@ -31,6 +33,8 @@ async def copy_resident(
     traffic: TileTraffic, geometry: CompactGeometry, ordinals: Ordinals, positions: Ordinals, compact: Flat
 ) -> None:
     """Copy tiles from the primary tier: in the loop when they are small together, else in worker threads.
+
+    The loop copies 256 KiB at once, at the most, and others get their turn in between.
 
     Args:
         traffic: the carrier's.
@@ -40,8 +44,13 @@ async def copy_resident(
         compact: the compact array.
     """
     nbytes = len(ordinals) * traffic.tile_bytes
-    if nbytes <= INLINE_BYTES:
-        copy_inline(traffic, geometry, ordinals, positions, compact)
+    if nbytes <= _LOOP_BYTES and traffic.tile_bytes <= INLINE_BYTES:
+        at_once = INLINE_BYTES // traffic.tile_bytes
+        for first in range(0, len(ordinals), at_once):
+            if first:
+                await checkpoint()
+            turn = slice(first, first + at_once)
+            copy_inline(traffic, geometry, ordinals[turn], positions[turn], compact)
         return
     piece = share_bytes(nbytes)
     block = traffic.block(ordinals)
