@@ -18,6 +18,7 @@ from strideweave.carriers.move import dispatch_move, registered_move_operation
 from strideweave.carriers.tiled_evictable.traffic import TileTraffic
 from strideweave.dtype import DType
 from strideweave.layout import Layout, row_major
+from strideweave.runtime.event_loop import process
 
 EXPERTS, ROWS, COLUMNS = 8, 4, 6
 TILE_BYTES = ROWS * COLUMNS * 4
@@ -169,6 +170,13 @@ class Moves:
     answer: Callable | None = None
 
     def open(self) -> None:
+        """Let every batch through, once all requests that were made before have begun."""
+        runtime = process.runtime
+        # The loop takes what is posted in order; a request takes some turns more until it waits for another's tile.
+        for _ in range(0 if runtime is None or not runtime.is_open else 5):
+            reached = threading.Event()
+            runtime.post(reached.set)
+            assert reached.wait(60), "the runtime's loop is stuck"
         self.gate.set()
 
     def wait_until_entered(self) -> None:
