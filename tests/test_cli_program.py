@@ -168,11 +168,20 @@ def test_a_reader_that_goes_away_leaves_no_traceback(array):
     assert "Traceback" not in ended.stderr
 
 
+# Who runs tests in the background may have told them to ignore interruptions, and a program inherits that.
+HEEDS_INTERRUPTS = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 def test_an_interrupted_pack_ends_with_130_and_leaves_nothing(disk_path: Path):
     source = disk_path / "zeros.bin"
     with source.open("wb") as file:
         file.truncate(2 << 30)  # sparse, and more than can be packed before the interruption
     command = [*PROGRAM, "pack", source, disk_path / "store", "--dtype", "uint8", "--shape", "2048,1048576"]
+    command = [sys.executable, "-c", HEEDS_INTERRUPTS, *command]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 60
         while not any(path.name.endswith(".saving") for path in disk_path.iterdir()):
