@@ -218,6 +218,6 @@ class FileParts(FileCarrier):
 
 def _forget(files: Sequence[KnownFile]) -> None:
     """Close what is open of files that nobody reads any more; starts nothing."""
-    pool = None if process.runtime is None else process.runtime.find_service(FilePool)
+    pool = process.find_service(FilePool)
     if pool is not None:
         pool.forget(files)

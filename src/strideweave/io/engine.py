@@ -154,7 +154,7 @@ def default_engine() -> Engine:
 
 def statistics() -> EngineStatistics:
     """Return what the engine of this process has done, which it is and why; starts nothing."""
-    chosen = None if process.runtime is None else process.runtime.find_service(_choose)
+    chosen = process.find_service(_choose)
     if chosen is None:
         return EngineStatistics()
     found, reason = chosen.engine.statistics(), chosen.reason

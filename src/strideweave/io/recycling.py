@@ -356,13 +356,13 @@ def has_room(nbytes: int) -> bool:
 
 def statistics() -> RecyclingStatistics:
     """Return what this process holds of the memory of former results; starts nothing."""
-    pool = None if process.runtime is None else process.runtime.find_service(RecyclingPool)
+    pool = process.find_service(RecyclingPool)
     return RecyclingStatistics() if pool is None else pool.statistics()
 
 
 def trim() -> int:
     """Give the memory that is held for the next results back to the system; says how many bytes that was."""
-    pool = None if process.runtime is None else process.runtime.find_service(RecyclingPool)
+    pool = process.find_service(RecyclingPool)
     return 0 if pool is None else pool.trim()
 
 
@@ -378,8 +378,7 @@ def _pool_of(runtime: EventLoop | None) -> RecyclingPool | None:
 
 def _return_soon(mappings: list[mmap.mmap]) -> None:
     """Unmap memory that nobody uses, in a worker: it takes the system a while, and the loop does not wait."""
-    runtime = process.runtime
-    workers = None if runtime is None else runtime.find_service(WorkerPool)
+    workers = process.find_service(WorkerPool)
     if not mappings:
         return
     if workers is not None:

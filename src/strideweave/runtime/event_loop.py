@@ -276,6 +276,10 @@ class Process:
         self.ended = False
         self.starting = threading.Lock()
 
+    def find_service(self, factory: Callable[[], S]) -> S | None:
+        """Return what ``current_runtime().service(factory)`` has made, or None; makes and starts nothing."""
+        return None if self.runtime is None else self.runtime.find_service(factory)
+
     def start(self) -> EventLoop:
         """Start the loop unless another thread just did."""
         with self.starting:
