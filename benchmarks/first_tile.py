@@ -32,11 +32,7 @@ Fetched = tuple[Any, dict[str, float]]
 
 @dataclass(slots=True)
 class FirstTile(Method):
-    """One tile, fetched by a fresh process, which measures itself.
-
-    Attributes:
-        results: what the last process said, and the file with its tile.
-    """
+    """One tile, fetched by a fresh process, which measures itself."""
 
     @classmethod
     def contender(cls, name: str, kind: str, task: Task) -> Self:

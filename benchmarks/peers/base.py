@@ -8,10 +8,12 @@ import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from benchmarks.method import Method
-from benchmarks.task import Task
+from benchmarks.dataset import Dataset, cached_share, drop_cache, sync_tree
+from benchmarks.memory import page_aligned
+from benchmarks.method import FRESH, Method
+from benchmarks.task import Picks, Task
 
 __all__ = ["Peer"]
 
@@ -59,6 +61,34 @@ class Peer:
         path = Path(task.folder) / name
         self.stack.callback(_remove, path)
         return path
+
+    @staticmethod
+    def opening(task: Task, name: str, run: Callable[[Picks], Any], *, cold: bool) -> Method:
+        """A contender that goes from the data set's path to the tiles each time."""
+        path = Dataset(task).path
+
+        def prepare(_: Picks) -> None:
+            if cold:
+                drop_cache([path])
+
+        return Method(name, FRESH, run, prepare, cached=lambda: cached_share([path]))
+
+    def saving(
+        self, task: Task, name: str, file: str, save: Callable[[Path, Any], Any], load: Callable[[Path], Any]
+    ) -> Method:
+        """A contender that saves an array where nothing is, and has it on the device when it is done."""
+        data, path = Dataset(task), self.scratch(task, file)
+        values = page_aligned(task.tiles, task.tile_bytes)
+
+        def prepare(picks: Picks) -> None:
+            _remove(path)
+            data.read(picks, values)
+
+        def run(_: Picks) -> None:
+            save(path, values)
+            sync_tree(path)
+
+        return Method(name, "", run, prepare, found=lambda _, __: load(path))
 
 
 def _version(name: str) -> str:

@@ -73,18 +73,11 @@ class MemoryMap(Peer):
         """From the path to the tiles; the place of the first one is known, no header is read."""
         data = Dataset(task)
 
-        def prepare(_: Picks) -> None:
-            if cold:
-                drop_cache([data.path])
-
         def run(picks: Picks) -> np.ndarray:
             rows = np.memmap(data.path, np.float32, "r", data.offset, (task.count, task.values))
             return np.asarray(rows[picks])
 
-        def share() -> float:
-            return cached_share([data.path])
-
-        return [Method("np.memmap, m[idx]; knows the place", FRESH, run, prepare, cached=share)]
+        return [self.opening(task, "np.memmap, m[idx]; knows the place", run, cold=cold)]
 
     def write(self, task: Task) -> list[Method]:
         data = Dataset(task)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.dataset import Dataset, sync_tree
+from benchmarks.dataset import Dataset
 from benchmarks.memory import page_aligned
 from benchmarks.method import FRESH, GIVEN, Method
 from benchmarks.peers.base import Peer
@@ -50,18 +50,7 @@ class NumPy(Peer):
         ]
 
     def save(self, task: Task) -> list[Method]:
-        data, path = Dataset(task), self.scratch(task, "saved.npy")
-        values = page_aligned(task.tiles, task.tile_bytes)
-
-        def prepare(picks: Picks) -> None:
-            path.unlink(missing_ok=True)
-            data.read(picks, values)
-
-        def run(_: Picks) -> None:
-            np.save(path, values)
-            sync_tree(path)
-
-        return [Method("np.save, fsync", "", run, prepare, found=lambda _, __: np.load(path))]
+        return [self.saving(task, "np.save, fsync", "saved.npy", np.save, np.load)]
 
     def call(self, task: Task) -> list[Method]:
         source = Dataset(task).load()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.dataset import Dataset, cached_share, drop_cache, sync_tree
+from benchmarks.dataset import Dataset, cached_share, drop_cache
 from benchmarks.first_tile import FirstTile
 from benchmarks.memory import page_aligned
 from benchmarks.method import FRESH, GIVEN, Method
@@ -34,19 +34,14 @@ class SafeTensors(Peer):
     def save(self, task: Task) -> list[Method]:
         from safetensors.numpy import load_file, save_file  # noqa: PLC0415  optional
 
-        data, path = Dataset(task), self.scratch(task, "saved.safetensors")
-        values = page_aligned(task.tiles, task.tile_bytes)
-
-        def prepare(picks: Picks) -> None:
-            path.unlink(missing_ok=True)
-            data.read(picks, values)
-
-        def run(_: Picks) -> None:
-            save_file({"tiles": values}, path)
-            sync_tree(path)
-
         return [
-            Method("save_file, fsync", "", run, prepare, found=lambda _, __: load_file(path)["tiles"]),
+            self.saving(
+                task,
+                "save_file, fsync",
+                "saved.safetensors",
+                lambda path, values: save_file({"tiles": values}, path),
+                lambda path: load_file(path)["tiles"],
+            )
         ]
 
     def first(self, task: Task) -> list[Method]:
@@ -56,20 +51,13 @@ class SafeTensors(Peer):
         """From the path to the tensors; what was opened is closed after the request."""
         from safetensors import safe_open  # noqa: PLC0415  optional
 
-        data = Dataset(task)
-
-        def prepare(_: Picks) -> None:
-            if cold:
-                drop_cache([data.path])
+        path = Dataset(task).path
 
         def run(picks: Picks) -> np.ndarray:
-            with safe_open(data.path, "np") as file:
+            with safe_open(path, "np") as file:
                 return np.stack([file.get_tensor(str(tile)) for tile in picks.tolist()])
 
-        def share() -> float:
-            return cached_share([data.path])
-
-        return [Method("safe_open, get_tensor, stacked", FRESH, run, prepare, cached=share)]
+        return [self.opening(task, "safe_open, get_tensor, stacked", run, cold=cold)]
 
     def _reading(self, task: Task, *, cold: bool) -> list[Method]:
         from safetensors import safe_open  # noqa: PLC0415  optional

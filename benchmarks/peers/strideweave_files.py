@@ -81,7 +81,6 @@ def save_methods(peer: Peer, task: Task) -> list[Method]:
         finally:
             stored.carrier.release()
 
-    peer.stack.callback(shutil.rmtree, path, ignore_errors=True)
     return [
         Method(
             "save_tiled",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.dataset import Dataset, cached_share, drop_cache, sync_file_system, sync_tree
+from benchmarks.dataset import Dataset, cached_share, drop_cache, sync_file_system
 from benchmarks.method import FRESH, AwaitedMethod, Method
 from benchmarks.peers.base import Peer
 from benchmarks.task import Picks, Task
@@ -49,21 +48,14 @@ class Zarr(Peer):
     def save(self, task: Task) -> list[Method]:
         import zarr  # noqa: PLC0415  optional
 
-        data, folder = Dataset(task), self.scratch(task, "saved.zarr")
-        values = np.empty((task.tiles, task.values), np.float32)
-
-        def prepare(picks: Picks) -> None:
-            shutil.rmtree(folder, ignore_errors=True)
-            data.read(picks, values)
-
-        def run(_: Picks) -> None:
+        def save(folder: Path, values: Any) -> None:
             _empty_array(folder, values.shape)[:] = values
-            sync_tree(folder)
 
-        def found(_: Any, __: Picks) -> Any:
+        def load(folder: Path) -> Any:
             return zarr.open_array(store=str(folder), mode="r")[:]
 
-        return [Method("create_array, z[:] = values, fsync of each file", "", run, prepare, found=found)]
+        name = "create_array, z[:] = values, fsync of each file"
+        return [self.saving(task, name, "saved.zarr", save, load)]
 
     def _reading(self, task: Task, *, cold: bool) -> list[Method]:
         import zarr.api.asynchronous  # noqa: PLC0415  optional
