@@ -1,7 +1,5 @@
 """Tiles that stream past the primary tier are read to where they are wanted, where that is one run of slots."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -56,9 +54,6 @@ def test_a_request_that_waits_for_the_tile_gets_a_copy_that_nobody_writes_to(
     first = model.project(3)
     moves.wait_until_entered()
     second = model.project(3)
-    deadline = time.monotonic() + 60
-    while not model.carrier._traffic._passages[3].readers and time.monotonic() < deadline:
-        time.sleep(0.001)
     assert not second.done
     moves.open()
     values = first.wait().numpy(writable=True)
