@@ -282,6 +282,6 @@ class TileFiles(TileReader):
         tile = self._read_newest(versions, wanted, row)
         if tile is not None:
             write_spans([FileSpan(self._data, ordinal * nbytes, row)])
-            stored = np.array([tile.checksum], "<u8").view(np.uint8)
-            write_spans([FileSpan(self._table_file, 8 * ordinal, stored)])
+            sums = np.array([tile.checksum], np.uint64)
+            write_spans(list(self._table_spans(np.array([ordinal]), sums)))
             self._sums[ordinal] = tile.checksum
