@@ -187,10 +187,11 @@ def test_closing_closes_every_descriptor(disk):
 
 
 def test_an_error_inside_the_block_is_not_hidden_by_the_carriers_it_leaves(disk):
-    with pytest.raises(ZeroDivisionError), BlockDevice(disk, size=MIB) as device:
+    with pytest.raises(ZeroDivisionError) as caught, BlockDevice(disk, size=MIB) as device:
         carrier = device.allocate(4)
         carrier[0] = 1 / 0
     assert not device.is_closed()
+    assert "in use: 1; release their carriers" in caught.value.__notes__[0]
     carrier.release()
     with pytest.raises(RuntimeError, match="in use: 1;"), device:
         carrier = device.allocate(4)
@@ -198,6 +199,8 @@ def test_an_error_inside_the_block_is_not_hidden_by_the_carriers_it_leaves(disk)
     with pytest.raises(ZeroDivisionError), device:
         raise ZeroDivisionError
     assert device.is_closed()
+    with pytest.raises(ReleasedError, match="was closed"), device:
+        pytest.fail("a closed device began a block")
 
 
 def test_the_file_may_be_unlinked_while_it_is_open(small_device, disk):

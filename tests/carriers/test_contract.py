@@ -203,6 +203,17 @@ class TestAnEvictableOfAUsersOwn(EvictableContract):
             yield make
 
 
+def test_a_hierarchy_and_its_tiers_end_with_one_statement():
+    with (
+        FileBacked().new_like([1.0, 2.0, 3.0, 4.0]) as slow,
+        TiledEvictable(CPU(0), slow, (2,), (2,)) as carrier,
+    ):
+        carrier[0] = 5
+        assert slow.is_owned()
+    assert carrier.is_released()
+    assert slow.is_released()
+
+
 def test_the_contract_finds_a_carrier_that_breaks_it():
     """A suite that cannot fail proves nothing."""
 

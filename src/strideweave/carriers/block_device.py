@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn, final
 
 from strideweave.carriers.block_device_statistics import BlockDeviceCarrierStatistics, BlockDeviceStatistics
 from strideweave.carriers.file_slots import FileCarrier
-from strideweave.carriers.lifecycle import check_slot_count
+from strideweave.carriers.lifecycle import check_slot_count, end_block
 from strideweave.dtype import DType
 from strideweave.errors import ReleasedError
 from strideweave.io.devices import HeldDevice
@@ -162,13 +162,20 @@ class BlockDevice:
             )
 
     def __enter__(self) -> Self:
+        """Begin a ``with`` block, whose end closes the device; what it gives is the device itself.
+
+        Raises:
+            ReleasedError: the device was closed.
+        """
+        if self._closed:
+            raise ReleasedError(f"the BlockDevice on {self.path!r} was closed; open it again")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or not self.statistics().extents:
-            self.close()  # else the carriers that the error has left keep it open, and the error is what counts
+        """``close()``; an error of the block stays, also where carriers that it has left keep the device open."""
+        end_block(self.close, error)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{self.statistics().free_bytes} of {self.capacity} bytes free"

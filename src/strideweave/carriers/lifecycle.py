@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from strideweave.dtype import DType
 from strideweave.errors import ImmutableError, OwnershipError, PendingWorkError, ReleasedError
@@ -18,7 +18,12 @@ from strideweave.operations.operand import Storage
 from strideweave.runtime.locks import short_lock
 from strideweave.runtime.task_scope import TaskScope
 
-__all__ = ["CarrierLifecycle", "CarrierStatistics", "check_slot_count"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+__all__ = ["CarrierLifecycle", "CarrierStatistics", "check_slot_count", "end_block"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,21 @@ class CarrierLifecycle(Storage):
             PendingWorkError: requests of this carrier are unfinished; nothing was released.
         """
         self._end(None)
+
+    def __enter__(self) -> Self:
+        """Begin a ``with`` block, whose end releases the carrier; what it gives is the carrier itself.
+
+        Raises:
+            ReleasedError: the carrier was released.
+        """
+        self._require_live()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """``release()``, which raises what it raises unless the block has raised: that error stays."""
+        end_block(self.release, error)
 
     def statistics(self) -> CarrierStatistics:
         """A frozen record of size, version, ownership and unfinished requests."""
@@ -283,6 +303,22 @@ class CarrierLifecycle(Storage):
         scope = self.__dict__.get("_task_scope")
         if scope is not None:
             scope.abandon()
+
+
+def end_block(end: Callable[[], None], error: BaseException | None) -> None:
+    """End what a ``with`` block was about; an error of the block is not replaced, and gets a note instead.
+
+    Args:
+        end: ends it, or raises.
+        error: what the block raised; None if nothing.
+    """
+    if error is None:
+        end()
+        return
+    try:
+        end()
+    except Exception as refusal:  # whatever it is, the block's error came first
+        error.add_note(f"at the end of its with block: {refusal}")
 
 
 def check_slot_count(size: object) -> int:

@@ -139,6 +139,58 @@ class LifecycleContract(ContractFixtures):
         carrier.release()
         assert carrier.is_released()
 
+    def test_a_with_block_releases(self, make_carrier: MakeCarrier) -> None:
+        """It gives the carrier itself, ends with its release, and may have released it already."""
+        carrier, owner = make_carrier(np.ones(4, np.float32)), object()
+        with carrier as same:
+            assert same is carrier
+            assert not carrier.is_released()
+        assert carrier.is_released()
+        with pytest.raises(ReleasedError), carrier:
+            pytest.fail("a released carrier began a block")
+        with make_carrier(np.ones(4, np.float32)) as early:
+            early.release()
+        owned = make_carrier(np.ones(4, np.float32))
+        with pytest.raises(OwnershipError), owned:  # as release() itself
+            owned._claim(owner)
+        assert not owned.is_released()
+        owned._release_as(owner)
+
+    def test_a_with_block_keeps_its_error(self, make_carrier: MakeCarrier) -> None:
+        """The carrier is released, or the error has a note on why it was not."""
+        carrier, owner, error = make_carrier(np.ones(4, np.float32)), object(), KeyError("the block's")
+        with pytest.raises(KeyError) as caught, carrier:
+            raise error
+        assert caught.value is error
+        assert carrier.is_released()
+        assert not hasattr(error, "__notes__")
+        owned = make_carrier(np.ones(4, np.float32))
+        with pytest.raises(KeyError) as caught, owned:
+            owned._claim(owner)
+            raise error
+        assert caught.value is error
+        assert not owned.is_released()
+        assert "owned by a composite" in error.__notes__[0]
+        owned._release_as(owner)
+
+    def test_a_with_block_waits_for_nobody(self, make_carrier: MakeCarrier) -> None:
+        """Its end is refused while a request is unfinished, and nothing is released."""
+        carrier, gate = make_carrier(np.ones(4, np.float32)), AwaitResult[None]()
+
+        async def hold() -> None:
+            await gate
+
+        handle: AwaitResult[None] | None = None
+        try:
+            with pytest.raises(PendingWorkError), carrier:
+                handle = carrier._scope.start(AwaitResult[None](), hold)
+            assert not carrier.is_released()
+        finally:
+            gate._finish()
+            if handle is not None:
+                handle.wait(60)
+        carrier.release()
+
     def test_a_carrier_nobody_holds_goes(self, make_carrier: MakeCarrier) -> None:
         """No cycle of the library's own keeps it, even after it has worked."""
         carrier = make_carrier(np.ones(4, np.float32))
