@@ -36,6 +36,7 @@ def tensors(values: NDArray[np.float32]) -> None:
     assert_type(tensor.carrier, sw.Carrier)
     assert_type(sw.row_major(2, 3).compose(sw.Layout(6, 1)), sw.Layout)
     sw.asarray(values, dtype="float32")  # type: ignore[arg-type]
+    sw.LRU(16)  # type: ignore[arg-type]
 
 
 def carriers() -> None:

@@ -8,7 +8,7 @@ their own plans made resident; they do not look at the carrier. Each object serv
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Never, Protocol, runtime_checkable
 
 from strideweave.tiles.policy_base import BoundedPolicy, Key, PolicyStatistics, ShippedPolicy
 from strideweave.tiles.residency_plan import NO_TILES, ResidencyPlan
@@ -86,6 +86,9 @@ def check_and_bind(policy: object, grid: TileGrid, tile_bytes: int, name: str) -
 class KeepResident(ShippedPolicy):
     """Promote every required tile and evict none: residency only grows."""
 
+    def __init__(self) -> None:
+        super().__init__(None)
+
     def _decide(self, required: TileSet, keys: Sequence[Key]) -> ResidencyPlan:
         resident = self._resident
         missing = [key for key in keys if key not in resident]
@@ -98,8 +101,7 @@ class Streaming(ShippedPolicy):
     """Keep nothing: what a request requires passes the primary tier by, or is evicted when it is done."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._capacity = 0
+        super().__init__(0)
 
     def _decide(self, required: TileSet, keys: Sequence[Key]) -> ResidencyPlan:
         self._count(required, len(required))
@@ -119,9 +121,12 @@ class LRU(BoundedPolicy):
         max_bytes: the most bytes of tiles to keep resident. The carrier tells the size of a tile (``bind``).
 
     Raises:
-        TypeError: the bound is not an integer.
+        TypeError: the bound is not an integer, or has no name.
         ValueError: not exactly one bound is given, or it is negative.
     """
+
+    def __init__(self, *unnamed: Never, max_tiles: int | None = None, max_bytes: int | None = None) -> None:
+        super().__init__(*unnamed, max_tiles=max_tiles, max_bytes=max_bytes)
 
     def _decide(self, required: TileSet, keys: Sequence[Key]) -> ResidencyPlan:
         capacity = self._bounded()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from strideweave.layout.int_tuple import as_integer
 from strideweave.runtime.locks import short_lock
@@ -47,13 +47,19 @@ class PolicyStatistics:
 
 
 class ShippedPolicy:
-    """The base of every shipped policy; a subclass decides in ``_decide``."""
+    """The base of every shipped policy; a subclass decides in ``_decide``.
 
-    def __init__(self) -> None:
+    Subclasses have constructors of their own, so that an error about their arguments names them.
+
+    Args:
+        capacity: the most tiles to keep resident; None means no bound, or one that is not known in tiles yet.
+    """
+
+    def __init__(self, capacity: int | None) -> None:
         self._lock = short_lock  # a lock of its own could stay locked for ever in a forked child
         self._grid: TileGrid | None = None
         self._tile_bytes: int | None = None
-        self._capacity: int | None = None
+        self._capacity = capacity
         # Believed resident, least recently required first. Not a dict: taking the first of many would
         # scan what was taken before.
         self._resident: OrderedDict[Key, None] = OrderedDict()
@@ -170,24 +176,30 @@ class BoundedPolicy(ShippedPolicy):
     """The base of the policies that keep up to a number of tiles, or of bytes of them.
 
     Args:
+        unnamed: none; a number alone would not say of what.
         max_tiles: the most tiles to keep resident; or
         max_bytes: the most bytes of tiles to keep resident. The carrier tells the size of a tile (``bind``).
 
     Raises:
-        TypeError: the bound is not an integer.
+        TypeError: the bound is not an integer, or has no name.
         ValueError: not exactly one bound is given, or it is negative.
     """
 
-    def __init__(self, *, max_tiles: int | None = None, max_bytes: int | None = None) -> None:
-        super().__init__()
+    def __init__(self, *unnamed: Never, max_tiles: int | None = None, max_bytes: int | None = None) -> None:
+        name = type(self).__name__
+        if unnamed:
+            raise TypeError(
+                f"{name} takes its bound by name, {name}(max_tiles=...) or {name}(max_bytes=...); "
+                f"got {name}({', '.join(map(repr, unnamed))})"
+            )
         if (max_tiles is None) == (max_bytes is None):
             raise ValueError(
-                f"{type(self).__name__} takes exactly one of max_tiles and max_bytes, got "
+                f"{name} takes exactly one of max_tiles and max_bytes, got "
                 f"max_tiles={max_tiles}, max_bytes={max_bytes}"
             )
         self._max_tiles = _bound("max_tiles", max_tiles)
         self._max_bytes = _bound("max_bytes", max_bytes)
-        self._capacity = self._max_tiles
+        super().__init__(self._max_tiles)
 
     def __repr__(self) -> str:
         name = type(self).__name__

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 from strideweave.tiles.policy_base import BoundedPolicy, Key
 
@@ -45,12 +45,12 @@ class S3FIFO(BoundedPolicy):
         max_bytes: the most bytes of tiles to keep resident. The carrier tells the size of a tile (``bind``).
 
     Raises:
-        TypeError: the bound is not an integer.
+        TypeError: the bound is not an integer, or has no name.
         ValueError: not exactly one bound is given, or it is negative.
     """
 
-    def __init__(self, *, max_tiles: int | None = None, max_bytes: int | None = None) -> None:
-        super().__init__(max_tiles=max_tiles, max_bytes=max_bytes)
+    def __init__(self, *unnamed: Never, max_tiles: int | None = None, max_bytes: int | None = None) -> None:
+        super().__init__(*unnamed, max_tiles=max_tiles, max_bytes=max_bytes)
         self._queues = _Queues()
 
     def _forget(self) -> None:
