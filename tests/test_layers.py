@@ -22,6 +22,7 @@ PACKAGE = ROOT / "src" / "strideweave"
 # From the ground up. A module may import from its own room and from rooms below it.
 ROOMS = (
     "errors",
+    "flags",
     "dtype",
     "layout",
     "runtime",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from strideweave.autograd.engine import run_backward
+from strideweave.flags import as_flag, as_optional_flag
 from strideweave.layout import Layout, row_major
 from strideweave.layout.int_tuple import as_integer
 from strideweave.operations import contraction, elementwise, views
@@ -165,8 +166,10 @@ class Tensor(Operand):
             RuntimeError: this tensor does not require grad, or the graph was used up by an earlier pass.
             StaleGraphError: a value that the pass reads was changed or released since it was used.
             ValueError: there is no ``gradient`` and not exactly one element, or its shape is another.
-            TypeError: ``gradient`` is no Tensor, or has another dtype or carrier class.
+            TypeError: ``gradient`` is no Tensor, or has another dtype or carrier class, or ``retain_graph`` is no
+                bool.
         """
+        retain_graph = as_flag(retain_graph, "retain_graph")
         if not self._requires_grad:
             raise RuntimeError("backward() needs a tensor that requires grad, and this one does not")
         if gradient is None:
@@ -244,10 +247,12 @@ class Tensor(Operand):
             writable: ask for a writable view; without it a view is read-only.
 
         Raises:
+            TypeError: ``copy`` is neither a bool nor None, or ``writable`` no bool.
             ValueError: no view exists and ``copy=False`` or a writable view was asked.
             OwnershipError, ImmutableError: a writable view was asked of a carrier that refuses public writes.
             ReleasedError: the carrier was released.
         """
+        copy, writable = as_optional_flag(copy, "copy"), as_flag(writable, "writable")
         self._carrier._require_live()
         if copy:
             return self._carrier._gather_array(self)
@@ -262,6 +267,7 @@ class Tensor(Operand):
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """Convert for ``numpy.asarray`` and its kin; without a copy the array is read-only."""
+        copy = as_optional_flag(copy, "copy")
         array = self.numpy(copy)
         if dtype is None or array.dtype == np.dtype(dtype):
             return array
@@ -294,11 +300,13 @@ class Tensor(Operand):
             copy: True exports a copy, which works for every Layout; False and None never copy.
 
         Raises:
+            TypeError: ``copy`` is neither a bool nor None.
             BufferError: the carrier is not plain memory, the Layout has no view with one stride per axis, NumPy
                 does not export the dtype (BFloat16 and the 8-bit floats before 2.5), read-only elements were
                 asked for in the old way, or another device.
             ReleasedError: the carrier was released.
         """
+        copy = as_optional_flag(copy, "copy")
         if dl_device is not None and tuple(dl_device) != _PROCESSOR:
             raise BufferError(
                 f"the memory is the processor's, {_PROCESSOR}; device {dl_device} was asked for"
@@ -431,13 +439,12 @@ def _check_range(carrier: Storage, offset: int, layout: Layout) -> None:
 
 
 def _checked_requires_grad(requires_grad: bool | None, dtype: DType) -> bool:
-    if requires_grad is None:
+    asked = as_optional_flag(requires_grad, "requires_grad")
+    if asked is None:
         return dtype.is_differentiable
-    if not isinstance(requires_grad, bool):
-        raise TypeError(f"requires_grad must be a bool or None, found {type(requires_grad).__name__}")
-    if requires_grad and not dtype.is_differentiable:
+    if asked and not dtype.is_differentiable:
         raise TypeError(f"{dtype.name} has no gradients; requires_grad=True needs a floating dtype")
-    return requires_grad
+    return asked
 
 
 def _unpacked(values: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.carrier import TiledEvictable, bind_policy
 from strideweave.carriers.tiled_evictable.memory_limit import check_memory_limit
 from strideweave.dtype import DType
+from strideweave.flags import as_flag
 from strideweave.layout import Layout
 from strideweave.runtime.await_result import AwaitResult
 from strideweave.tensor import Tensor
@@ -72,6 +73,7 @@ def tiled(
         RuntimeError: ``secondary`` is released, owned or immutable.
         OSError, MemoryError: there is no room for the values.
     """
+    resident = as_flag(resident, "resident")
     source = np.asarray(array)
     chosen = DType.from_numpy(source.dtype) if dtype is None else dtype
     if not isinstance(chosen, DType):

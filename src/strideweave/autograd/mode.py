@@ -11,6 +11,8 @@ import inspect
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
+from strideweave.flags import as_flag
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
     from types import TracebackType
@@ -87,10 +89,9 @@ class SetGradEnabled:
     __slots__ = ("_former",)
 
     def __init__(self, mode: bool) -> None:
-        if not isinstance(mode, bool):
-            raise TypeError(f"mode must be a bool, found {type(mode).__name__}")
+        enabled = as_flag(mode, "mode")
         self._former = is_grad_enabled()
-        _replace(mode)
+        _replace(enabled)
 
     def __enter__(self) -> None:
         """The switch was set by the constructor already."""

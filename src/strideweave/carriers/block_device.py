@@ -11,6 +11,7 @@ from strideweave.carriers.file_slots import FileCarrier
 from strideweave.carriers.lifecycle import check_slot_count, end_block
 from strideweave.dtype import DType
 from strideweave.errors import ReleasedError
+from strideweave.flags import as_flag
 from strideweave.io.devices import HeldDevice
 from strideweave.io.extents import ExtentPool
 from strideweave.layout.int_tuple import as_integer
@@ -63,11 +64,11 @@ class BlockDevice:
         queue_depth: int = 128,
         size: int | None = None,
     ) -> None:
+        self._asks_direct = as_flag(direct, "direct")
         self._queue_depth = _positive(queue_depth, "queue_depth")
         asked = None if size is None else _positive(size, "size")
-        self._held = HeldDevice.open(path, direct=bool(direct), size=asked)
+        self._held = HeldDevice.open(path, direct=self._asks_direct, size=asked)
         self._held.file.queue_depth = self._queue_depth
-        self._asks_direct = bool(direct)
         geometry = self._held.geometry
         self._pool = ExtentPool(geometry.capacity, geometry.granularity)
         self._closed = False
@@ -105,11 +106,11 @@ class BlockDevice:
             PermissionError: the parent of this process opened it.
             OSError: the extent could not be zeroed.
         """
-        count = check_slot_count(size)
+        count, zero = check_slot_count(size), not as_flag(empty, "empty")
         carrier = BlockDeviceCarrier(self, mutable=mutable, dtype=dtype)
         if count:
             carrier._allocate_in_place(count)
-        if count and not empty:
+        if count and zero:
             zeroed = False
             try:
                 carrier._zero()

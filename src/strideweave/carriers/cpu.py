@@ -15,6 +15,7 @@ from strideweave.carriers.base import Carrier, CarrierStatistics
 from strideweave.carriers.lifecycle import check_slot_count
 from strideweave.carriers.memory import MemoryCarrier
 from strideweave.dtype import DType
+from strideweave.flags import as_flag, as_optional_flag
 from strideweave.io.buffers import HUGE_BYTES, MAPPED_BYTES, aligned_array
 from strideweave.io.recycling import scratch_array
 from strideweave.layout.int_tuple import as_integer
@@ -57,7 +58,7 @@ class CPU(MemoryCarrier):
         empty: True leaves the values of fresh memory unspecified, False makes them zero.
 
     Raises:
-        TypeError: ``size`` or ``pointer`` is not an integer, or ``dtype`` no DType.
+        TypeError: ``size`` or ``pointer`` is not an integer, ``dtype`` no DType, or a flag no bool.
         ValueError: ``size`` is negative, or ``pointer`` is null, negative or misaligned.
         MemoryError: the system has no such memory.
     """
@@ -71,7 +72,7 @@ class CPU(MemoryCarrier):
         dtype: DType = DType.Float32,
         empty: bool = False,
     ) -> None:
-        del empty  # fresh memory is zero in any case: the system hands out zeroed pages
+        as_flag(empty, "empty")  # fresh memory is zero in any case: the system hands out zeroed pages
         self.supports_storage_dtype(dtype)
         count = check_slot_count(size)
         self._owns_memory = pointer is None
@@ -94,10 +95,11 @@ class CPU(MemoryCarrier):
             mutable: whether public writes are allowed; None means "if the array is writeable".
 
         Raises:
-            TypeError: ``array`` is not a NumPy array or no DType stands for its dtype.
+            TypeError: ``array`` is not a NumPy array, no DType stands for its dtype, or ``mutable`` is no bool.
             ValueError: the array is not C-contiguous, has a foreign byte order, or is read-only and
                 ``mutable=True`` was asked.
         """
+        mutable = as_optional_flag(mutable, "mutable")
         if not isinstance(array, np.ndarray):
             raise TypeError(f"array must be a NumPy array, found {type(array).__name__}; see asarray")
         dtype = DType.from_numpy(array.dtype)
@@ -119,9 +121,11 @@ class CPU(MemoryCarrier):
         Writes through a writable view do not advance the version; ``increment_version()`` does.
 
         Raises:
+            TypeError: ``writable`` is no bool.
             ReleasedError: the carrier was released.
             OwnershipError, ImmutableError: ``writable`` was asked and public writes are refused.
         """
+        writable = as_flag(writable, "writable")
         self._require_live()
         if writable:
             self._require_mutable()

@@ -12,6 +12,7 @@ from strideweave.carriers.base import CarrierStatistics
 from strideweave.carriers.file_slots import FileCarrier
 from strideweave.carriers.lifecycle import check_slot_count
 from strideweave.dtype import DType
+from strideweave.flags import as_flag
 from strideweave.io.files import FileStatistics, OpenFile
 from strideweave.io.spill import SpillDirectory
 from strideweave.layout.int_tuple import as_integer
@@ -116,7 +117,7 @@ class FileBacked(FileCarrier):
             raise NotImplementedError(
                 f"{dtype.name} slots in a file are little-endian and this machine is not"
             )
-        file = OpenFile.open(path, writable=bool(mutable))
+        file = OpenFile.open(path, writable=as_flag(mutable, "mutable"))
         carrier = cls.__new__(cls)
         carrier._prepare(_slots_in(file, start, asked, dtype), dtype=dtype, mutable=mutable)
         carrier._opened, carrier._start, carrier._spills = file, start, False
@@ -153,6 +154,7 @@ class FileBacked(FileCarrier):
             ValueError: ``size`` is negative.
             OSError: the file could not be made.
         """
+        as_flag(empty, "empty")
         count = check_slot_count(size)
         carrier = type(self)(mutable=mutable, dtype=self._dtype if dtype is None else dtype)
         if count:

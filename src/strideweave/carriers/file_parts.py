@@ -16,6 +16,7 @@ from strideweave.carriers.lifecycle import check_slot_count
 from strideweave.carriers.part_reading import PartTable, SlotSpans, changed, read_parts
 from strideweave.dtype import DType
 from strideweave.errors import ImmutableError
+from strideweave.flags import as_flag
 from strideweave.io.file_pool import ChangedFile, FilePool, open_known, still_known
 from strideweave.io.positioned import FileSpan, read_spans
 from strideweave.runtime.await_result import AwaitResult
@@ -109,6 +110,7 @@ class FileParts(FileCarrier):
             ValueError: ``size`` is negative.
             OSError: the file could not be made.
         """
+        as_flag(empty, "empty")
         count = check_slot_count(size)
         carrier = type(self)(mutable=mutable, dtype=self._dtype if dtype is None else dtype)
         if count:

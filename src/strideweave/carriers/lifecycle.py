@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from strideweave.dtype import DType
 from strideweave.errors import ImmutableError, OwnershipError, PendingWorkError, ReleasedError
+from strideweave.flags import as_flag
 from strideweave.layout.int_tuple import as_integer
 from strideweave.operations.operand import Storage
 from strideweave.runtime.locks import short_lock
@@ -64,7 +65,7 @@ class CarrierLifecycle(Storage):
             )
         self._size = check_slot_count(size)
         self._dtype = dtype
-        self._mutable = bool(mutable)
+        self._mutable = as_flag(mutable, "mutable")
         self._version = 0
         self._owner: object | None = None
         self._released = False

@@ -15,6 +15,7 @@ from strideweave.carriers.numpy_kernels import KERNELS
 from strideweave.carriers.numpy_operations import NumpyOperation
 from strideweave.carriers.scattering import run_scatter
 from strideweave.dtype import DType
+from strideweave.flags import as_flag
 from strideweave.operations.table import OPERATIONS
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class MemoryCarrier(Carrier):
             ValueError: ``size`` is negative.
             MemoryError: the system has no such memory.
         """
+        as_flag(empty, "empty")
         chosen = self._choose_dtype(dtype)
         slots = self._make_slots(check_slot_count(size), chosen)
         return self._around(slots, dtype=chosen, mutable=mutable)

@@ -13,6 +13,7 @@ from strideweave.carriers.metal_arrays import Unified, copied, load_mlx
 from strideweave.carriers.metal_kernels import METAL_KERNELS
 from strideweave.carriers.metal_operations import MetalOperation
 from strideweave.dtype import DType
+from strideweave.flags import as_flag
 from strideweave.operations.table import OPERATIONS
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Metal(MemoryCarrier):
     ) -> None:
         load_mlx()
         self.supports_storage_dtype(dtype)
-        self._values, slots = _fresh(check_slot_count(size), dtype, empty=empty)
+        self._values, slots = _fresh(check_slot_count(size), dtype, empty=as_flag(empty, "empty"))
         super().__init__(slots, dtype=dtype, mutable=mutable)
 
     def __init_subclass__(cls) -> NoReturn:
@@ -88,7 +89,8 @@ class Metal(MemoryCarrier):
             MemoryError: the system has no such memory.
         """
         chosen = self._choose_dtype(dtype)
-        return self._holding(_fresh(check_slot_count(size), chosen, empty=empty), chosen, mutable=mutable)
+        unified = _fresh(check_slot_count(size), chosen, empty=as_flag(empty, "empty"))
+        return self._holding(unified, chosen, mutable=mutable)
 
     @classmethod
     def _computing(cls, name: str) -> Operation | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from strideweave.flags import as_flag
 from strideweave.operations.definition import (
     Inferred,
     OperationDefinition,
@@ -160,8 +161,7 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
 
 
 def _infer_gelu(x: Signature, *, approximate: bool = False) -> Inferred:
-    if not isinstance(approximate, bool):
-        raise TypeError(f"gelu: approximate must be a bool, found {type(approximate).__name__}")
+    approximate = as_flag(approximate, "gelu: approximate")
     return Inferred(Signature(x.shape, as_float(x.dtype)), {"approximate": approximate})
 
 

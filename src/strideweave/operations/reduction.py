@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from strideweave.dtype import DType
+from strideweave.flags import as_flag
 from strideweave.operations.definition import Inferred, OperationDefinition, Signature, apply
 from strideweave.operations.promotion import summed
 from strideweave.operations.rules import UNARY
@@ -107,8 +108,7 @@ def cumsum(x: Tensor, axis: int | None = None) -> Tensor:
 def _collapsed(
     name: str, x: Signature, dtype: DType, axis: object, keepdims: object, *, needs_elements: bool
 ) -> Inferred:
-    if not isinstance(keepdims, bool):
-        raise TypeError(f"{name}: keepdims must be a bool, found {type(keepdims).__name__}")
+    keepdims = as_flag(keepdims, f"{name}: keepdims")
     axes = normal_axes(name, axis, len(x.shape))
     shape = tuple(
         1 if place in axes else extent

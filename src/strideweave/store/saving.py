@@ -12,6 +12,7 @@ import numpy as np
 from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
 from strideweave.carriers.tiled_evictable.streaming import STAGING_BYTES
 from strideweave.carriers.tiled_evictable.traffic import Changes
+from strideweave.flags import as_flag
 from strideweave.io.buffers import aligned_array
 from strideweave.runtime.await_result import AwaitResult
 from strideweave.runtime.workers import run_jobs
@@ -89,7 +90,7 @@ def save_tiled_async(
 
     Raises:
         ReleasedError: the tensor's carrier was released.
-        TypeError: not a Tensor, no path, or ``tile_shape`` is not made of integers.
+        TypeError: not a Tensor, no path, ``tile_shape`` is not made of integers, or a flag is no bool.
         ValueError: the Tensor is not the full one of its carrier; ``tile_shape`` is missing, does not divide the
             shape, or is not that of the tiled Tensor.
         FileExistsError: something is there, and ``overwrite`` is false.
@@ -100,6 +101,7 @@ def save_tiled_async(
         ImportError: the extra ``strideweave[store]`` is not installed.
     """
     _require_tensor(tensor)
+    overwrite, durable = as_flag(overwrite, "overwrite"), as_flag(durable, "durable")
     name = store_path(path)
     checksum_function()
     check_target(Path(name), overwrite=overwrite)

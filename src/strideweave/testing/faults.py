@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from strideweave.carriers.move.registry import dispatch_move, registered_move_operation
+from strideweave.flags import as_flag
 from strideweave.runtime.await_result import AwaitResult
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def failing_transfers(
     Raises:
         NotImplementedError: no move is registered for the pair.
     """
+    after = as_flag(after, "after")
     real = dispatch_move(source_class, destination_class)
     faults = Faults(times)
     raised = error or OSError(errno.ENOSPC, "a test has filled the disk")

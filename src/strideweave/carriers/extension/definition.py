@@ -11,6 +11,7 @@ from strideweave.carriers.dependent import DependentCarrier
 from strideweave.carriers.extension.defined import DefinedCarrier
 from strideweave.carriers.extension.storage import StorageProvider
 from strideweave.carriers.move.operations import MoveOperation
+from strideweave.flags import as_flag
 from strideweave.operations.definition import Operation, OperationDefinition
 from strideweave.operations.table import OPERATIONS
 
@@ -198,6 +199,7 @@ class CarrierDefinition:
         self, carrier: Carrier, size: int, mutable: bool, dtype: DType | None, empty: bool
     ) -> Carrier:
         """Make a fresh carrier like this one with slots for values."""
+        as_flag(empty, "empty")
         if isinstance(carrier, DefinedCarrier):
             return type(carrier)(size, mutable=mutable, dtype=_chosen(carrier, dtype))
         first = self._tiers(carrier)[0]

@@ -18,6 +18,7 @@ from strideweave.carriers.file_backed import FileBacked
 from strideweave.carriers.generic import Generic
 from strideweave.carriers.metal import Metal
 from strideweave.carriers.move.registry import replace_routes
+from strideweave.flags import as_flag
 from strideweave.runtime.locks import short_lock
 
 if TYPE_CHECKING:
@@ -39,13 +40,14 @@ def register_carrier(definition: CarrierDefinition, *, replace: bool = False) ->
         replace: take the place of a definition that nobody has observed yet.
 
     Raises:
-        TypeError: ``definition`` is no CarrierDefinition.
+        TypeError: ``definition`` is no CarrierDefinition, or ``replace`` no bool.
         RuntimeError: the class is sealed; nothing has changed.
         ValueError: the class has a definition and ``replace`` is false, or somebody has registered another move
             for one of the pairs; nothing has changed.
     """
     if not isinstance(definition, CarrierDefinition):
         raise TypeError(f"register_carrier takes a CarrierDefinition, found {type(definition).__name__}")
+    replace = as_flag(replace, "replace")
     cls = definition.carrier_class
     with short_lock:
         _require_unsealed(cls, "register")

@@ -24,6 +24,7 @@ from strideweave.carriers.move.operations import (
     MemoryToMemory,
     MoveOperation,
 )
+from strideweave.flags import as_flag
 from strideweave.runtime.locks import short_lock
 
 if TYPE_CHECKING:
@@ -162,6 +163,7 @@ def registered_move_operation(
         TypeError: as ``register_move_operation``.
         ValueError: an operation is registered for this pair already, and ``replace`` is false.
     """
+    replace = as_flag(replace, "replace")
     key = _pair(source_class, destination_class)
     _require_operation(operation_class)
     with short_lock:

@@ -298,7 +298,7 @@ class TiledEvictable(DependentCarrier):
 
         Raises:
             ReleasedError: the carrier was released.
-            TypeError: ``tiles`` is neither a TileSet nor a TileSelection.
+            TypeError: ``tiles`` is neither a TileSet nor a TileSelection, or ``durable`` no bool.
             ValueError: its rank or a coordinate does not fit the grid.
             InvalidTileError: a tile has no value yet.
             TileConflictError: unfinished work needs, moves or covers one of the tiles.
@@ -332,6 +332,7 @@ class TiledEvictable(DependentCarrier):
 
         Raises:
             ReleasedError: the carrier was released.
+            TypeError: ``durable`` is no bool.
             TileConflictError: an unfinished residency request or write covers one of the dirty tiles.
 
         The handle raises what the storage raised, such as the ``OSError`` of a full disk; every tile that was dirty

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strideweave.carriers.tiled_evictable.flushing import start_flush
+from strideweave.flags import as_flag
 from strideweave.runtime.await_result import AwaitResult
 from strideweave.tiles.selection import TileSelection, TileSet
 
@@ -73,6 +74,7 @@ class TiledResidencyFacet:
 
     def evict_async(self, tiles: TileSet | TileSelection, *, durable: bool = False) -> AwaitResidency:
         """Start moving every tile of a set out of the primary tier; see ``TiledEvictable.evict_async``."""
+        durable = as_flag(durable, "durable")
         ordinals = self._bind(tiles)
         traffic = self._carrier._traffic
 
@@ -85,9 +87,7 @@ class TiledResidencyFacet:
             traffic.ledger.check_residency("evict_async", ordinals, leaving)
             if not durable and not leaving.any():
                 return AwaitResidency.completed(None)
-        return self._carrier._start_work(
-            AwaitResidency(), enter, partial(self._evict, ordinals, bool(durable))
-        )
+        return self._carrier._start_work(AwaitResidency(), enter, partial(self._evict, ordinals, durable))
 
     def promote(self, tiles: TileSet | TileSelection) -> None:
         """Make every tile of a set primary and return when that is done."""
@@ -99,7 +99,7 @@ class TiledResidencyFacet:
 
     def flush_async(self, *, durable: bool = False) -> AwaitResult[None]:
         """Start writing every dirty tile to the secondary tier; see ``TiledEvictable.flush_async``."""
-        return start_flush(self._carrier, durable=bool(durable))
+        return start_flush(self._carrier, durable=as_flag(durable, "durable"))
 
     def flush(self, *, durable: bool = False) -> None:
         """Write every dirty tile to the secondary tier and return when that is done."""
