@@ -2,7 +2,8 @@
 
 A policy optimises and never defines correctness: whatever it answers, a request gets the values it requires
 (spec: *Residency policy can optimize but cannot define correctness*). The shipped policies remember what
-their own plans made resident; they do not look at the carrier. Each object serves one carrier at a time.
+their own plans made resident; they do not look at the carrier. Each object serves one carrier, until
+that is released or gone.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ __all__ = [
 class ResidencyPolicy(Protocol):
     """What a tiled carrier asks of the object given as ``residency_policy``: one method, ``plan``.
 
-    An optional second method ``bind(grid, tile_bytes)`` is called once, when the carrier is constructed; an
-    exception it raises fails the construction.
+    An optional second method ``bind(grid, tile_bytes)`` is called when the carrier is constructed, before anything
+    has changed; an exception it raises fails the construction.
     """
 
     def plan(self, required: TileSet, purpose: str) -> ResidencyPlan:
@@ -75,7 +76,7 @@ def check_and_bind(policy: object, grid: TileGrid, tile_bytes: int, name: str) -
 
     Raises:
         TypeError: it has no method ``plan``, or is a class and no object.
-        ValueError: it was bound to another grid or to tiles of another size before.
+        ValueError: it serves a carrier, or was bound to another grid or to tiles of another size before.
     """
     check_policy(policy, name)
     bind = getattr(policy, "bind", None)

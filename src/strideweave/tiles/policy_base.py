@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Never
 
 from strideweave.layout.int_tuple import as_integer
 from strideweave.runtime.locks import short_lock
+from strideweave.tiles.one_carrier import OneCarrier
 from strideweave.tiles.residency_plan import NO_TILES, ResidencyPlan
 from strideweave.tiles.selection import TileSet
 
@@ -46,7 +47,7 @@ class PolicyStatistics:
     tile_bytes: int | None
 
 
-class ShippedPolicy:
+class ShippedPolicy(OneCarrier):
     """The base of every shipped policy; a subclass decides in ``_decide``.
 
     Subclasses have constructors of their own, so that an error about their arguments names them.
@@ -73,11 +74,13 @@ class ShippedPolicy:
             tile_bytes: the bytes of one tile.
 
         Raises:
-            ValueError: the policy served a carrier of another grid or other tile bytes: make one per carrier.
+            ValueError: the policy serves a carrier that is not released, or served one of another grid or other
+                tile bytes: make one per carrier.
         """
         if tile_bytes <= 0:
             raise ValueError(f"a tile has at least one byte, got tile_bytes={tile_bytes}")
         with self._lock:
+            self._require_free()
             if self._grid is not None and (self._grid != grid or self._tile_bytes != tile_bytes):
                 raise ValueError(
                     f"{self!r} already serves a carrier with {self._grid!r} and {self._tile_bytes} bytes a "

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strideweave.runtime.locks import short_lock
+from strideweave.tiles.one_carrier import OneCarrier, begin_serving, end_serving
 from strideweave.tiles.policy import check_and_bind, check_policy
 from strideweave.tiles.residency_plan import NO_TILES, ResidencyPlan
 from strideweave.tiles.selection import TileSet
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["TraceRecorder"]
 
 
-class TraceRecorder:
+class TraceRecorder(OneCarrier):
     """Record the purpose and the required tiles of every request that another policy plans.
 
     Give it to a carrier in the place of that policy. It serves one carrier. As a context manager it saves
@@ -84,9 +85,11 @@ class TraceRecorder:
             tile_bytes: the bytes of one tile.
 
         Raises:
-            ValueError: requests of an earlier carrier are recorded, or the policy serves other tiles.
+            ValueError: requests of an earlier carrier are recorded, the recorder or the policy serves a carrier
+                that is not released, or the policy other tiles.
         """
         with short_lock:
+            self._require_free()
             if self._asked:
                 raise ValueError(
                     f"{self!r} has recorded {len(self._asked)} requests of another carrier; "
@@ -136,6 +139,16 @@ class TraceRecorder:
         if target is None:
             raise ValueError("where to? Give save(), or the recorder, a path")
         self.trace.save(target)
+
+    def _begin_serving(self, carrier: object) -> None:
+        with short_lock:
+            self._require_free(carrier)  # before the policy serves a carrier that this does not
+            begin_serving(self._policy, carrier)
+            super()._begin_serving(carrier)
+
+    def _end_serving(self, carrier: object) -> None:
+        end_serving(self._policy, carrier)
+        super()._end_serving(carrier)
 
     def __enter__(self) -> Self:
         return self

@@ -67,8 +67,8 @@ def replay(trace: Trace, policy: ResidencyPolicy | None) -> ReplayReport:
 
     Raises:
         TypeError: ``trace`` is no `Trace`, ``policy`` is no policy, or a plan is no `ResidencyPlan`.
-        ValueError: the policy served other tiles before, or a plan does not fit the grid. A note on an error
-            about a plan, or on one that the policy raised, names the request.
+        ValueError: the policy serves a carrier, or served other tiles before, or a plan does not fit the grid. A note
+            on an error about a plan, or on one that the policy raised, names the request.
     """
     if not isinstance(trace, Trace):
         raise TypeError(

@@ -1,21 +1,28 @@
 """Spec: *Residency policy can optimize but cannot define correctness*, as far as projections use it."""
 
+import gc
 import logging
 import threading
+import weakref
 
 import numpy as np
 import pytest
 
+import strideweave as sw
 from strideweave import (
     CPU,
     LRU,
+    S3FIFO,
     FileBacked,
     KeepResident,
     ResidencyPlan,
     ResidencyPolicy,
     Streaming,
     TileConflictError,
+    TiledEvictable,
     TileSet,
+    Trace,
+    TraceRecorder,
 )
 from strideweave.carriers.tiled_evictable.traffic import TileTraffic
 
@@ -427,3 +434,98 @@ def test_tiles_on_their_way_back_after_a_failure_are_nobody_elses(scripted, cont
     assert conflicts
     assert model.primary() == [0]
     assert model.at_rest()
+
+
+# One carrier at a time
+
+SHIPPED = {
+    "KeepResident": KeepResident,
+    "Streaming": Streaming,
+    "LRU": lambda: LRU(max_tiles=2),
+    "LRU of bytes": lambda: LRU(max_bytes=256),
+    "S3FIFO": lambda: S3FIFO(max_tiles=2),
+    "TraceRecorder": TraceRecorder,
+    "TraceRecorder of LRU": lambda: TraceRecorder(LRU(max_tiles=2)),
+}
+
+
+@pytest.fixture(params=list(SHIPPED))
+def shipped(request):
+    return SHIPPED[request.param]()
+
+
+def carrier_with(policy, secondary=None):
+    return TiledEvictable(CPU(0), secondary or FileBacked(), (6, 1), (1, 4), residency_policy=policy)
+
+
+def test_a_policy_serves_one_carrier_until_that_is_released(shipped):
+    slow = FileBacked()
+    with carrier_with(shipped) as first:
+        for make in (
+            lambda: carrier_with(shipped, slow),
+            lambda: sw.tiled(np.ones((6, 4), np.float32), (1, 4), residency_policy=shipped),
+            lambda: TiledEvictable(CPU(0), slow, (2, 1), (1, 4), residency_policy=shipped),
+            lambda: sw.replay(Trace((6, 1), (1, 4), 16, ()), shipped),
+        ):
+            with pytest.raises(ValueError, match="serves <TiledEvictable Float32, 24 slots, version 0>"):
+                make()
+        assert not slow.is_owned()
+        assert first.residency_policy is shipped
+    with carrier_with(shipped, slow) as second:
+        first.release()  # once more: it has nothing to say about the policy any more
+        with pytest.raises(ValueError, match="make one policy for each"):
+            carrier_with(shipped)
+        assert second.statistics().resident_tiles == 0
+
+
+def test_a_refused_carrier_takes_nothing_from_the_one_that_is_served(shipped):
+    values = np.arange(24, dtype=np.float32)
+    with carrier_with(shipped, FileBacked().new_like(values)) as carrier:
+        tensor = sw.Tensor(carrier, 0, sw.row_major(6, 4))
+        carrier.project(tensor, carrier.select({0: [1, 3]})).wait()
+        before = shipped.statistics(), carrier.primary_tiles
+        with pytest.raises(ValueError, match="serves <TiledEvictable"):
+            carrier_with(shipped)
+        assert (shipped.statistics(), carrier.primary_tiles) == before
+
+
+def test_a_policy_is_free_again_when_nobody_has_its_carrier(shipped):
+    gone = weakref.ref(carrier := carrier_with(shipped))
+    del carrier
+    gc.collect()
+    assert gone() is None
+    carrier_with(shipped).release()
+
+
+def test_a_policy_is_free_after_a_construction_that_failed(shipped):
+    with pytest.raises(MemoryError), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TileTraffic, "__init__", failing(MemoryError()))
+        carrier_with(shipped)
+    carrier_with(shipped).release()
+
+
+def test_the_policy_of_a_recorder_serves_no_other_carrier():
+    policy = LRU(max_tiles=2)
+    recorder = TraceRecorder(policy)
+    with carrier_with(recorder):
+        for other in (policy, TraceRecorder(policy)):
+            with pytest.raises(ValueError, match="make one policy for each"):
+                carrier_with(other)
+    with carrier_with(policy):
+        with pytest.raises(ValueError, match="make one policy for each"):
+            carrier_with(recorder)
+        assert recorder._served is None
+    carrier_with(recorder).release()
+
+
+def test_a_policy_of_ones_own_serves_whom_it_likes():
+    policy = Scripted()
+    with carrier_with(policy) as first, carrier_with(policy) as second:
+        assert first.residency_policy is second.residency_policy
+
+
+def failing(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail

@@ -30,6 +30,7 @@ from strideweave.layout.int_tuple import as_integer
 from strideweave.tensor import Tensor
 from strideweave.tiles.gather import CompactGeometry
 from strideweave.tiles.grid import TileGrid
+from strideweave.tiles.one_carrier import begin_serving, end_serving
 from strideweave.tiles.policy import ResidencyPolicy, check_and_bind
 from strideweave.tiles.residency import Location, TileState
 from strideweave.tiles.selection import TileSelection, TileSet
@@ -88,7 +89,8 @@ class TiledEvictable(DependentCarrier):
         TypeError: a tier is no Carrier, the primary tier is not in memory, the dtypes differ, a shape is not
             made of integers, the policy has no method ``plan``, or the limit is not an integer.
         ValueError: the tiers are one object, both hold values, or one holds another number of values than the
-            grid has slots; or the limit is less than a tile, or than the values that the primary tier holds.
+            grid has slots; the limit is less than a tile, or than the values that the primary tier holds; or the
+            policy serves another carrier.
         RuntimeError: a tier is released, owned or, where it must take values, immutable.
         NotImplementedError: no move is registered between the classes.
         MemoryError: there is no room for the bookkeeping of so many tiles.
@@ -147,6 +149,7 @@ class TiledEvictable(DependentCarrier):
                 start=start,
                 memory_limit=limit,
             )
+            begin_serving(residency_policy, self)
             complete = True
         finally:
             if not complete:
@@ -633,6 +636,7 @@ class TiledEvictable(DependentCarrier):
         return read_slots(self, start, slots)
 
     def _free_storage(self) -> None:
+        end_serving(self._policy, self)
         self._traffic.primary.release()
         self._traffic.secondary.release()
         with self._traffic.lock:
@@ -692,7 +696,7 @@ def bind_policy(policy: object, grid: TileGrid, dtype: DType) -> None:
 
     Raises:
         TypeError: it has no method ``plan``, or is a class and no object.
-        ValueError: it was bound to tiles of another size before.
+        ValueError: it serves a carrier, or was bound to tiles of another size before.
     """
     check_and_bind(policy, grid, grid.tile_size * dtype.itemsize, "residency_policy")
 
