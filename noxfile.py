@@ -35,6 +35,8 @@ nox.options.sessions = ["tests", "lint", "types", "docs", "examples"]
 
 os.environ.setdefault("UV_PYTHON_DOWNLOADS", "never")
 os.environ.setdefault("UV_HTTP_TIMEOUT", "180")  # the weights are one file of 83 MB
+# The environments are nox's own, and the tests start some two hundred programs in them: none compiles NumPy again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def reveal_pyenv_pythons() -> None:
