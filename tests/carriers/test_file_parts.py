@@ -81,7 +81,7 @@ def tile_major(array, tile_shape):
 
 
 class TestFilePartsInPlace(CarrierContract):
-    """What is mutable is a spill; what is not is files in place."""
+    """What is not mutable is files in place; what is mutable is like them."""
 
     owner_writes = False
 
@@ -89,7 +89,7 @@ class TestFilePartsInPlace(CarrierContract):
     def make_carrier(self, tmp_path):
         def make(values, *, mutable=True):
             if mutable:
-                return FileParts(dtype=DType.from_numpy(values.dtype)).new_like(values)
+                return make(values, mutable=False).new_like(values)
             folder = tmp_path / str(len(list(tmp_path.iterdir())))
             folder.mkdir()
             return stored(folder, values, (len(values),), (max(1, len(values) // 2),))
@@ -139,7 +139,6 @@ def destinations(tmp_path):
     yield CPU(96, dtype=DType.Int32)
     yield Generic([0] * 96, dtype=DType.Int32)
     yield FileBacked(dtype=DType.Int32).allocate_like(96)
-    yield FileParts(dtype=DType.Int32).allocate_like(96)
     yield device.allocate(96, dtype=DType.Int32)
 
 
@@ -163,7 +162,6 @@ def test_files_in_place_are_never_written(tmp_path):
     for attempt in (
         lambda: carrier.set_value(0, 1),
         lambda: carrier._set_as(None, 0, 1),
-        lambda: FileParts(carrier._table, mutable=True, dtype=DType.Int32),
         lambda: source._scope.start(
             AwaitResult(), dispatch_move(CPU, FileParts)().transfer, [Transfer(source, 0, carrier, 0, 96)]
         ).wait(),
@@ -178,6 +176,9 @@ def test_what_is_written_above_files_goes_to_a_spill(tmp_path):
     array = np.arange(96, dtype=np.float32).reshape(8, 12)
     secondary = stored(tmp_path, array, (4, 6), (2, 12))
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    like = secondary.allocate_like(4, dtype=DType.Int8)
+    assert (type(like), like.dtype(), like.is_mutable()) == (FileBacked, DType.Int8, True)
+    like.release()
     tiled = TiledEvictable(CPU(0), secondary, (2, 2), (4, 6))
     tiled[30] = -1  # of tile 1
     tiled.evict(TileSet([(1, 0)]))

@@ -63,9 +63,6 @@ class Carrier(CarrierLifecycle):
         ValueError: ``size`` is negative.
     """
 
-    #: True when an untouched range of slots costs no storage (a sparse file), False for memory.
-    _sparse: ClassVar[bool] = False
-
     #: False withholds the layout-only operations, for a carrier whose tensors must keep their Layout.
     _gives_views: ClassVar[bool] = True
 

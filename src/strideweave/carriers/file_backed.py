@@ -6,7 +6,7 @@ import os
 import sys
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NoReturn, final
+from typing import TYPE_CHECKING, NoReturn, final
 
 from strideweave.carriers.base import CarrierStatistics
 from strideweave.carriers.file_slots import FileCarrier
@@ -63,8 +63,6 @@ class FileBacked(FileCarrier):
         ValueError: ``filename`` is not a plain file name, or is taken.
         OSError: the system refused to make the file.
     """
-
-    _sparse: ClassVar[bool] = True
 
     def __init__(
         self, filename: str | None = None, *, mutable: bool = True, dtype: DType = DType.Float32

@@ -8,18 +8,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 import anyio
 import numpy as np
 
-from strideweave.carriers.base import Carrier, CarrierStatistics
-from strideweave.carriers.file_backed import FileBacked
+from strideweave.carriers.base import CarrierStatistics
+from strideweave.carriers.in_place import InPlaceCarrier
 from strideweave.io.buffers import aligned_array
 from strideweave.runtime.await_result import AwaitResult
 from strideweave.store.tile_files import BATCH_TILES, TileFiles, TileFilesStatistics, TilePlaces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from numpy.typing import NDArray
-
-    from strideweave.dtype import DType
 
 __all__ = ["StoreBacked", "StoreBackedStatistics"]
 
@@ -38,7 +34,7 @@ class StoreBackedStatistics(CarrierStatistics):
 
 
 @final
-class StoreBacked(Carrier):
+class StoreBacked(InPlaceCarrier):
     """The slots of an open store. What is read has the right checksum, and what is written goes by the journal.
 
     ``open_tiled`` makes one as the slow tier of a tiled Tensor. A carrier that is made like it is a
@@ -69,26 +65,6 @@ class StoreBacked(Carrier):
         return StoreBackedStatistics(
             **self._statistics_fields(), path=self.path, store=self._files.statistics()
         )
-
-    def new_like(  # type: ignore[override]  # a store is made by saving; what is like it is a spill
-        self, values: Iterable[Any], *, mutable: bool = True, dtype: DType | None = None
-    ) -> FileBacked:
-        """Write ``values`` to a fresh spill file. Works after release too.
-
-        Raises:
-            TypeError, OverflowError, ValueError, OSError: as ``FileBacked.new_like``.
-        """
-        return FileBacked(dtype=self._dtype).new_like(values, mutable=mutable, dtype=dtype)
-
-    def allocate_like(  # type: ignore[override]  # as new_like
-        self, size: int, *, mutable: bool = True, dtype: DType | None = None, empty: bool = False
-    ) -> FileBacked:
-        """Make a carrier on a fresh sparse spill file. Works after release too.
-
-        Raises:
-            TypeError, ValueError, OSError: as ``FileBacked.allocate_like``.
-        """
-        return FileBacked(dtype=self._dtype).allocate_like(size, mutable=mutable, dtype=dtype, empty=empty)
 
     # Spans of slots, in the runtime's loop
 

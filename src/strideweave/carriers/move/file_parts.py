@@ -42,7 +42,7 @@ class FilePartsToMemory(MoveOperation):
         in_place: dict[FileParts, list[SlotSpans]] = {}
         for block in _blocks(transfers):
             source = block.source
-            if isinstance(source, FileParts) and source._in_place:
+            if isinstance(source, FileParts):
                 memory = writable_bytes(block.destination)
                 places = block.destination_starts * source.dtype().itemsize
                 spans = SlotSpans(block.source_starts, block.slots, memory, places)
@@ -61,10 +61,10 @@ class FilePartsToFile(MoveOperation):
     async def transfer(self, transfers: Sequence[Transfer]) -> None:
         """Copy all spans; see :meth:`MoveOperation.transfer`."""
         runs = checked_runs(transfers)
-        spilled = [run for run in runs if not _in_place(run)]
+        spilled = [run for run in runs if not isinstance(run.source, FileParts)]
         if spilled:
             await FileToFile().transfer(spilled)
-        runs = [run for run in runs if _in_place(run)]
+            runs = [run for run in runs if isinstance(run.source, FileParts)]
         total = sum([run.slots * run.source.dtype().itemsize for run in runs])
         for run in runs:
             run.destination._file()[0].require_writable()
@@ -95,7 +95,3 @@ def _blocks(transfers: Sequence[Transfer]) -> Sequence[TransferBlock]:
         )
         for run in checked_runs(transfers)
     ]
-
-
-def _in_place(run: Transfer) -> bool:
-    return isinstance(run.source, FileParts) and run.source._in_place
