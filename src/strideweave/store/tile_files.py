@@ -29,7 +29,7 @@ from strideweave.store.manifest import LOCK, Manifest
 from strideweave.store.tile_reader import TilePlaces, TileReader, require_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -245,29 +245,28 @@ class TileFiles(TileReader):
             await run_jobs([self._retire_blocking])
 
     def _retire_blocking(self) -> None:
-        for ordinal in sorted(self._unapplied):
-            self._repair(ordinal, [self._newest[ordinal]])
+        self._empty_journal({ordinal: [self._newest[ordinal]] for ordinal in self._unapplied})
         self._unapplied.clear()
-        self._data.persist()
-        self._table_file.persist()
-        if self._end:
-            self._the_journal.truncate(0)
-            self._end = 0
-            self._retirements += 1
         self._newest.clear()
+        self._retirements += self._end > 0
+        self._end = 0
 
     def _recover(self) -> None:
         """Make whole what the last writer left half written, and empty its journal."""
-        journal = self._the_journal
-        if not journal.size():
-            return
-        found = self._journaled()
-        for ordinal in sorted(found):
-            self._repair(ordinal, found[ordinal])
-        if found:
-            self._data.persist()
-            self._table_file.persist()
-        journal.truncate(0)
+        if self._the_journal.size():
+            self._empty_journal(self._journaled())
+
+    def _empty_journal(self, versions: Mapping[int, list[JournaledTile]]) -> None:
+        """Write tiles that are not whole anew from the journal, have all of them safe, and empty it; blocks.
+
+        Args:
+            versions: for each tile that may not be whole its contents in the journal, the newest last.
+        """
+        for ordinal in sorted(versions):
+            self._repair(ordinal, versions[ordinal])
+        self._data.persist()
+        self._table_file.persist()
+        self._the_journal.truncate(0)
 
     def _repair(self, ordinal: int, versions: list[JournaledTile]) -> None:
         """Write a tile that is not whole in its place anew from the journal, and its checksum; blocks.
