@@ -326,9 +326,10 @@ def test_the_parent_lets_go_of_a_file_that_a_child_still_has_open(disk):
 
 def test_a_process_that_ends_without_closing_says_nothing_and_lets_go(disk):
     program = textwrap.dedent("""
-        import sys
+        import logging, sys
         import numpy as np
         from strideweave import BlockDevice
+        logging.getLogger("asyncio").setLevel(logging.ERROR)  # a step that a busy machine made slow is a warning
         device = BlockDevice(sys.argv[1], size=1 << 20)
         carrier = device.allocate(0).new_like(np.ones(1000))
     """)
