@@ -90,7 +90,7 @@ def types(session: nox.Session) -> None:
     # NumPy's stubs are written for the Python that they are installed in.
     version = ("--python-version", HERE)
     session.run("mypy", *version)
-    session.run("mypy", *version, "--strict", "noxfile.py", "docs", "tests/typing")
+    session.run("mypy", *version, "--strict", "noxfile.py", ".ci/side_by_side.py", "docs", "tests/typing")
 
 
 @nox.session
