@@ -41,9 +41,10 @@ async def run(session: str, free: asyncio.Semaphore) -> str:
             finally:
                 await end(process)
         took = time.monotonic() - started
-    [result] = json.loads(report.read_text("utf-8"))["sessions"] if report.exists() else [{"result": "failed"}]
+    reported = json.loads(report.read_text("utf-8"))["sessions"] if report.exists() else []
+    how = reported[0]["result"] if reported else "failed"
     print(f"\n===== {session} =====\n{output.read_text('utf-8', 'replace')}", flush=True)
-    return f"{result['result']} after {took:.0f} s"
+    return f"{how} after {took:.0f} s"
 
 
 async def end(process: asyncio.subprocess.Process) -> None:
