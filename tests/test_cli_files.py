@@ -251,10 +251,11 @@ def test_without_matplotlib_the_picture_names_its_extra(store: Path, monkeypatch
 def test_a_large_grid_hides_no_lost_tile(tmp_path: Path):
     if importlib.util.find_spec("matplotlib") is None:
         pytest.skip("needs matplotlib")
-    np.zeros((1000, 700), np.uint8).tofile(tmp_path / "a.bin")
-    options = ["--dtype", "UInt8", "--shape", "1000,700", "--tile-shape", "1,1"]
+    rows, columns = 520, 300  # both more than the cells of the picture, and no multiple of them
+    np.zeros((rows, columns), np.uint8).tofile(tmp_path / "a.bin")
+    options = ["--dtype", "UInt8", "--shape", f"{rows},{columns}", "--tile-shape", "1,1"]
     assert run("pack", tmp_path / "a.bin", tmp_path / "store", *options).exit_code == 0
     with (tmp_path / "store" / "tiles.bin").open("r+b") as data:
-        data.truncate(700_000 - 1)
+        data.truncate(rows * columns - 1)
     run("inspect", tmp_path / "store", "--plot", tmp_path / "grid.svg")
     assert "lost" in (tmp_path / "grid.svg").read_text("utf-8")

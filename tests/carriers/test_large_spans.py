@@ -86,6 +86,7 @@ def test_an_evictable_larger_than_one_call(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(memory_available() < 6 * GIB, reason="needs 6 GiB of free memory")
 def test_a_span_larger_than_one_call_could_be():
     size = 0x7FFFF000 + 3 * 4096 + 5  # Linux moves no more than that at once, whatever is asked
