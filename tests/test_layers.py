@@ -239,13 +239,14 @@ def test_imports_inside_functions_are_for_optional_libraries_only():
 
 
 def test_optional_libraries_are_never_imported_by_the_library_itself():
+    optional = optional_modules()
     needed = [
         f"{module}:{found.line} imports {found.name}"
         for module in MODULES
         for found in imports(module)
         if floor(module) <= floor("strideweave")
         and not found.in_function
-        and found.name.partition(".")[0] in optional_modules()
+        and found.name.partition(".")[0] in optional
     ]
     assert needed == []
 
