@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import anyio
 import anyio.lowlevel
@@ -82,32 +83,39 @@ def busy_loop(fresh_runtime, monkeypatch):
 
     runtime.post(hold)
     busy.wait()
-    ring = runtime._bell.ring
+    ring = runtime._inbox.ring
 
     def watched():
         woken.append(threading.current_thread())
         ring()
 
-    monkeypatch.setattr(runtime._bell, "ring", watched)
+    monkeypatch.setattr(runtime._inbox, "ring", watched)
     yield runtime, gate, woken
     gate.set()
 
 
-def test_one_wake_up_serves_all_that_is_posted_meanwhile(busy_loop):
+def test_a_loop_that_is_awake_needs_no_wake_up(busy_loop):
     runtime, gate, woken = busy_loop
     seen, done = [], threading.Event()
     for i in range(50):
         runtime.post(seen.append, i)
     runtime.post(done.set)
-    assert len(woken) == 1
-    del woken[:]
+    assert woken == []
     gate.set()
     done.wait()
     assert seen == list(range(50))
-    again = threading.Event()
-    runtime.post(again.set)
-    again.wait()
-    assert woken.count(threading.current_thread()) == 1
+
+
+def test_one_wake_up_serves_all_that_is_posted_until_the_loop_is_up(busy_loop, monkeypatch):
+    runtime, gate, woken = busy_loop
+    done = threading.Event()
+    monkeypatch.setattr(runtime._inbox, "_asleep", True)  # as if it had just begun to wait
+    for _ in range(50):
+        runtime.post(list)
+    runtime.post(done.set)
+    assert woken == [threading.current_thread()]
+    gate.set()
+    assert done.wait(60)
 
 
 def test_a_burst_of_posts_leaves_turns_to_what_the_loop_has_to_do_besides(busy_loop):
@@ -134,40 +142,45 @@ def test_a_posted_call_that_fails_does_not_keep_the_others_from_being_made(busy_
     assert "a call posted to the runtime's loop failed" in caplog.text
 
 
-def test_an_interrupted_post_wakes_the_loop_for_those_who_relied_on_it(busy_loop, monkeypatch):
-    runtime, gate, _ = busy_loop
-    ring, times, done = runtime._bell.ring, [], threading.Event()
+@pytest.fixture
+def sleeping_loop(fresh_runtime):
+    """A runtime whose loop waits in its selector."""
+    runtime = fresh_runtime()
+    while not runtime._inbox._asleep:
+        time.sleep(0.001)
+    return runtime
+
+
+def test_an_interrupted_post_wakes_the_loop_for_those_who_relied_on_it(sleeping_loop, monkeypatch):
+    ring, times, done = sleeping_loop._inbox.ring, [], threading.Event()
 
     def interrupted():
         times.append(None)
         if len(times) == 1:
-            other = threading.Thread(target=runtime.post, args=(done.set,))
+            other = threading.Thread(target=sleeping_loop.post, args=(done.set,))
             other.start()
             other.join()
             raise KeyboardInterrupt
         ring()
 
-    monkeypatch.setattr(runtime._bell, "ring", interrupted)
+    monkeypatch.setattr(sleeping_loop._inbox, "ring", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        runtime.post(list)
-    gate.set()
+        sleeping_loop.post(list)
     assert done.wait(60)
 
 
-def test_an_interrupted_post_leaves_the_loop_reachable(busy_loop, monkeypatch):
+def test_an_interrupted_post_leaves_the_loop_reachable(sleeping_loop, monkeypatch):
     """Ctrl-C may come at any statement of the posting thread."""
-    runtime, gate, _ = busy_loop
     with monkeypatch.context() as patch:
 
         def interrupted(*_, **__):
             raise KeyboardInterrupt
 
-        patch.setattr(runtime._bell, "ring", interrupted)
+        patch.setattr(sleeping_loop._inbox, "ring", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            runtime.post(list)
+            sleeping_loop.post(list)
     done = threading.Event()
-    runtime.post(done.set)
-    gate.set()
+    sleeping_loop.post(done.set)
     assert done.wait(60)
 
 

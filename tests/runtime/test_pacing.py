@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from strideweave.runtime import current_runtime, pacing
+from strideweave.runtime.inbox import Inbox
 from strideweave.runtime.pacing import BUSY_SECONDS, NAP_SECONDS, PacedSelector, paced_loop
 
 
@@ -33,7 +34,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def selector(clock):
-    selector = PacedSelector()
+    selector = PacedSelector(Inbox())
     yield selector
     selector.close()
 
@@ -65,7 +66,7 @@ def test_what_is_ready_is_found_after_a_nap_too(selector, clock):
 
 
 def test_the_runtime_s_loop_is_paced():
-    loop = paced_loop()
+    loop = paced_loop(Inbox())
     assert isinstance(loop._selector, PacedSelector)
     loop.close()
     assert isinstance(current_runtime()._loop, asyncio.SelectorEventLoop)

@@ -188,7 +188,7 @@ def test_cleanup_runs_once_when_the_request_could_not_become_a_task(scope, monke
     scope.start(Handle(), give).wait()
     seen = []
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError("no task")
 
     monkeypatch.setattr(scope._group, "start_soon", refuse)

@@ -10,14 +10,13 @@ import asyncio
 import contextvars
 import logging
 import threading
-from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
 
-from strideweave.runtime.bell import Bell
+from strideweave.runtime.inbox import Inbox
 from strideweave.runtime.locks import settling_lock
 from strideweave.runtime.pacing import paced_loop
 from strideweave.runtime.thread_role import forbid_waiting, park_daemon_thread
@@ -31,10 +30,6 @@ if TYPE_CHECKING:
     from strideweave.runtime.task_scope import TaskScope
 
 __all__ = ["EventLoop", "RuntimeStatistics", "current_runtime", "process", "statistics"]
-
-_CALLS_OF_A_TURN = (
-    4  # most calls begin a request, whose first step, a millisecond at the most, comes right after
-)
 
 S = TypeVar("S")
 
@@ -58,14 +53,12 @@ class EventLoop:
         self.failed = 0
         self._closed = False
         self._stop_asked = False
-        self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self._taking = False  # the loop has been asked to make the posted calls, and has not begun to
+        self._inbox = Inbox()
         self._crash: BaseException | None = None
         self._services: dict[Callable[[], Any], Any] = {}
         self._services_lock = threading.RLock()  # reentrant: a service may be built on another
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context: contextvars.Context
-        self._bell: Bell
         self._stopping: anyio.Event
         self._up = threading.Event()
         # An empty context: nothing of the thread that happens to come first may leak into the requests of
@@ -97,39 +90,15 @@ class EventLoop:
     def post(self, function: Callable[..., object], *args: Any) -> None:
         """Have the loop call ``function(*args)`` soon, in the order posted; any thread, never blocks.
 
-        One wake-up of the loop serves all that is posted until it gets to it. ``function`` must not raise: the
-        loop could only log it.
+        A loop that sleeps is woken, once for all that is posted until it gets to it. ``function`` must not raise:
+        the loop could only log it.
 
         Raises:
             RuntimeError: the loop has ended.
         """
         if self._loop is None or not self.is_open:
             refuse_work()
-        self._posted.append((function, args))
-        if self._taking:
-            return
-        try:
-            self._taking = True
-            self._bell.ring()
-        except BaseException:  # such as Ctrl-C
-            self._taking = False  # the next post has to wake the loop again
-            self._bell.ring()  # and so has this one: calls of other threads may have relied on it meanwhile
-            raise
-
-    def _take_posted(self) -> None:
-        """Make some of the posted calls, in the loop, and the next ones after what those began."""
-        self._taking = False  # first: what is posted from here on finds it so, and wakes the loop anew
-        posted = self._posted
-        count = len(posted)
-        if count > _CALLS_OF_A_TURN:
-            count, self._taking = _CALLS_OF_A_TURN, True
-            asyncio.get_running_loop().call_soon(self._take_posted, context=self._context)
-        for _ in range(count):
-            function, args = posted.popleft()
-            try:
-                function(*args)
-            except Exception:  # whatever it is, it must not keep the calls of others from being made
-                _logger.exception("a call posted to the runtime's loop failed")
+        self._inbox.post(function, *args)
 
     @property
     def is_stopping(self) -> bool:
@@ -204,7 +173,11 @@ class EventLoop:
     def _main(self) -> None:
         forbid_waiting()
         try:
-            anyio.run(self._serve, backend="asyncio", backend_options={"loop_factory": paced_loop})
+            anyio.run(
+                self._serve,
+                backend="asyncio",
+                backend_options={"loop_factory": partial(paced_loop, self._inbox)},
+            )
         except (
             BaseException
         ) as crash:  # whatever it was, the observers must hear of it instead of sleeping for ever
@@ -221,7 +194,7 @@ class EventLoop:
         async with anyio.create_task_group() as self.root:
             loop = asyncio.get_running_loop()
             # In the loop's own context: in a caller's, anyio would see the caller's event loop, or none.
-            self._bell = Bell(loop, partial(self._context.run, self._take_posted))
+            self._inbox.serve(loop, self._context)
             self._loop = loop
             self._up.set()
             if not self._stop_asked:

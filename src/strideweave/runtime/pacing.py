@@ -1,4 +1,4 @@
-"""A fair share of the interpreter for the callers' threads while the runtime's loop is busy.
+"""A fair share of the interpreter for the callers' threads while the runtime's loop is busy, and its inbox's turn.
 
 The loop lets go of the interpreter at each of its many short system calls, and has it back before a thread that
 waits for it has woken up. That thread's claim, made after 5 ms of waiting, begins anew each time, so that a
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from selectors import SelectorKey
 
+    from strideweave.runtime.inbox import Inbox
+
 __all__ = ["PacedSelector", "paced_loop"]
 
 BUSY_SECONDS = 0.002
@@ -25,25 +27,37 @@ NAP_SECONDS = 50e-6
 
 
 class PacedSelector(selectors.DefaultSelector):
-    """The system's selector for a loop that naps when it has been busy for long."""
+    """The system's selector for a loop that naps when it has been busy for long, and takes calls from its inbox.
 
-    def __init__(self) -> None:
+    Args:
+        inbox: calls of other threads, made as the loop wakes up or begins a turn.
+    """
+
+    def __init__(self, inbox: Inbox) -> None:
         super().__init__()
+        self._inbox = inbox
         self._rested = time.perf_counter()
+        inbox.attach(self.fileno())
 
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
         """Wait for what is registered, as the base does; a busy loop, which does not want to wait, may nap."""
-        if timeout is None or timeout > 0:
-            ready = super().select(timeout)
-        elif time.perf_counter() - self._rested < BUSY_SECONDS:
-            return super().select(timeout)
+        inbox = self._inbox
+        if (timeout is None or timeout > 0) and inbox.fall_asleep():
+            try:
+                ready = super().select(timeout)
+            finally:
+                inbox.wake_up()
+            self._rested = time.perf_counter()
         else:
-            time.sleep(NAP_SECONDS)
-            ready = super().select(timeout)
-        self._rested = time.perf_counter()
+            if time.perf_counter() - self._rested >= BUSY_SECONDS:
+                time.sleep(NAP_SECONDS)
+                self._rested = time.perf_counter()
+            ready = super().select(0)
+        if inbox.has_calls:
+            inbox.take()
         return ready
 
 
-def paced_loop() -> asyncio.AbstractEventLoop:
+def paced_loop(inbox: Inbox) -> asyncio.AbstractEventLoop:
     """Make an asyncio loop on a ``PacedSelector``."""
-    return asyncio.SelectorEventLoop(PacedSelector())
+    return asyncio.SelectorEventLoop(PacedSelector(inbox))

@@ -1,4 +1,4 @@
-"""Request: one unit of work of a carrier, from its first step in the loop to its one outcome.
+"""Request: one unit of work of a carrier, from its admission to its one outcome.
 
 Nothing a request raises reaches its task group or the loop. It ends by *settling*, once: the cleanup runs, the
 request is taken off its scope's pending list, and only then the outcome becomes visible.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from strideweave.runtime.await_result import DroppedAtExit
 from strideweave.runtime.locks import settling_lock, short_lock
-from strideweave.runtime.thread_role import waiting_is_forbidden
+from strideweave.runtime.thread_role import this_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -19,37 +19,59 @@ if TYPE_CHECKING:
     from strideweave.runtime.await_result import AwaitResult
     from strideweave.runtime.task_scope import TaskScope
 
-__all__ = ["Request"]
+__all__ = ["Call", "Request"]
 
 _logger = logging.getLogger("strideweave")
 
 
 class Request:
-    """One request: what to run, and whom to tell."""
+    """One request: what it takes, does and gives back, and whom to tell. Subclasses say what that is.
 
-    __slots__ = ("args", "cleanup", "function", "handle", "nested", "scope", "settled")
+    Args:
+        scope: the carrier's scope.
+        handle: a new handle, which gets the outcome.
+    """
 
-    def __init__(
-        self,
-        scope: TaskScope,
-        handle: AwaitResult[Any],
-        function: Callable[..., Awaitable[Any]],
-        args: tuple[Any, ...],
-        *,
-        cleanup: Callable[[], None] | None,
-    ) -> None:
+    __slots__ = ("begun", "handle", "nested", "scope", "settled")
+
+    def __init__(self, scope: TaskScope, handle: AwaitResult[Any]) -> None:
         self.scope = scope
         self.handle = handle
-        self.function = function
-        self.args = args
-        self.cleanup = cleanup
-        self.nested = waiting_is_forbidden()  # started from inside the runtime, by another request
+        self.nested = this_thread.waiting_forbidden  # started from inside the runtime, by another request
+        self.begun = False
         self.settled = False
+
+    def enter(self) -> None:
+        """Take what the request needs and ``leave`` gives back, or raise and take nothing.
+
+        Called under ``short_lock``, in the step that makes the request pending: a fork finds both done or neither,
+        and a forked child gives back what it inherits. Must not wait.
+        """
+
+    async def work(self) -> Any:
+        """Do it, in the runtime's loop, and return the value; not called where the request ends before."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Give back what was taken. Called exactly once when the request ends, before ``handle.done`` is true.
+
+        On every path: a value, an exception, the end of the runtime, a forked child that inherits the request (and
+        fails it; the parent's own call is the parent's). It must not await, block or raise, and may take no lock but
+        ``short_lock``.
+        """
+
+    def revoke(self) -> None:
+        """Give back what was taken, since the request cannot start after all; as ``leave``."""
+        self.leave()
+
+    def drop(self) -> None:
+        """Let go of what the request needs no more, having ended; a task of it may be under way all the same."""
 
     async def run(self) -> None:
         """Run the request to its end, in the runtime loop; never raises."""
+        self.begun = True
         try:
-            value = await self.function(*self.args)
+            value = await self.work()
         except BaseException as error:  # whatever it is goes to the handle; group and loop must survive it
             self._fail(error)
         else:
@@ -73,28 +95,68 @@ class Request:
             error: the outcome otherwise.
             wake: False leaves sleeping observers asleep, where waking them could only do harm.
         """
-        handle = self.handle
         if error is not None and self.scope.is_stopping:
             error = DroppedAtExit()  # what failed is the loop
         with settling_lock:
             if self.settled:
                 return
             self.settled = True
-            if self.cleanup is not None:
-                error = self._clean_up(self.cleanup, error)
+            handle = self.handle
+            try:
+                self.leave()
+            except BaseException as failure:  # the handle must end all the same
+                _logger.exception("the cleanup of a request of %s failed", self.scope.name)
+                error = failure if error is None else error
             with short_lock:
                 self.scope.forget(self, failed=error is not None)
                 handle._settle(value, error)
-            # A task that is stuck must not keep the carrier alive.
-            del self.function, self.args, self.cleanup
+            # An error's traceback refers to the request, and a task that is stuck must not keep the carrier alive.
+            del self.handle
+            self.drop()
         if wake and not isinstance(error, DroppedAtExit):
             handle._wake()
 
-    def _clean_up(self, cleanup: Callable[[], None], error: BaseException | None) -> BaseException | None:
-        """Run the cleanup and return the request's error, or the cleanup's own if there was none."""
-        try:
-            cleanup()
-        except BaseException as failure:  # the handle must end all the same
-            _logger.exception("the cleanup of a request of %s failed", self.scope.name)
-            return failure if error is None else error
-        return error
+
+class Call(Request):
+    """A request made of plain callables; see ``TaskScope.start``."""
+
+    __slots__ = ("_args", "_cleanup", "_enter", "_function")
+
+    def __init__(
+        self,
+        scope: TaskScope,
+        handle: AwaitResult[Any],
+        function: Callable[..., Awaitable[Any]],
+        args: tuple[Any, ...],
+        *,
+        enter: Callable[[], None] | None,
+        cleanup: Callable[[], None] | None,
+    ) -> None:
+        super().__init__(scope, handle)
+        self._function = function
+        self._args = args
+        self._enter = enter
+        self._cleanup = cleanup
+
+    def enter(self) -> None:
+        """As told."""
+        if self._enter is not None:
+            self._enter()
+
+    async def work(self) -> Any:
+        """As told."""
+        return await self._function(*self._args)
+
+    def leave(self) -> None:
+        """As told."""
+        if self._cleanup is not None:
+            self._cleanup()
+
+    def revoke(self) -> None:
+        """As told; a cleanup without anything to take gives back nothing that ``start`` has taken."""
+        if self._enter is not None:
+            self.leave()
+
+    def drop(self) -> None:
+        """As told."""
+        del self._function, self._args, self._enter, self._cleanup

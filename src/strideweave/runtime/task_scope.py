@@ -17,7 +17,7 @@ import anyio
 from strideweave.errors import PendingWorkError, ReleasedError
 from strideweave.runtime.event_loop import current_runtime
 from strideweave.runtime.locks import short_lock
-from strideweave.runtime.request import Request
+from strideweave.runtime.request import Call, Request
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from strideweave.runtime.event_loop import EventLoop
 
 __all__ = ["ScopeStatistics", "TaskScope"]
+
+_TASK_NAME = "strideweave request"  # anyio would put one together for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,17 @@ class TaskScope:
         """
         if handle.done:
             raise ValueError("a request needs a new handle, and this one is done already")
-        request = Request(self, handle, function, args, cleanup=cleanup)
+        self.admit(Call(self, handle, function, args, enter=enter, cleanup=cleanup))
+        return handle
+
+    def admit(self, request: Request) -> None:
+        """Start a new request of this scope from any thread; its handle is one that is not done.
+
+        Raises:
+            ReleasedError, RuntimeError: as ``start``.
+
+        When it raises, nothing is pending; ``request.revoke`` has been called if ``request.enter`` had returned.
+        """
         runtime = current_runtime()
         with short_lock:
             if self._closed:
@@ -146,8 +158,7 @@ class TaskScope:
             if self._runtime is not runtime:
                 self._runtime = runtime
                 self._reset_group()
-            if enter is not None:
-                enter()
+            request.enter()
             runtime.scopes.add(self)
             self._pending.add(request)  # before the post: from here on every way to the end settles it
         try:
@@ -157,11 +168,9 @@ class TaskScope:
                 if request in self._pending and not request.settled:
                     self._pending.remove(request)
                     request.settled = True
-                    if enter is not None and cleanup is not None:
-                        cleanup()
+                    request.revoke()
                     raise
-            # The ending runtime has settled it, cleanup and all: the handle tells.
-        return handle
+            # The ending runtime has settled it, and all: the handle tells.
 
     def close(self) -> None:
         """Refuse requests from now on and end the task group. Idempotent.
@@ -242,7 +251,7 @@ class TaskScope:
                 self._hosted = True
                 self._runtime.root.start_soon(self._host, self._runtime)
             if self._group is not None:
-                self._group.start_soon(request.run)
+                self._group.start_soon(request.run, name=_TASK_NAME)
             else:
                 self._unopened.append(request)
         except BaseException as error:  # the loop could only log it, and the handle would never end
@@ -254,7 +263,7 @@ class TaskScope:
         try:
             async with anyio.create_task_group() as self._group:
                 while self._unopened:  # no local variable: it would keep the last request's carrier alive
-                    self._group.start_soon(self._unopened.popleft().run)
+                    self._group.start_soon(self._unopened.popleft().run, name=_TASK_NAME)
                 if not self._closing:
                     await self._wake_host.wait()
         finally:
