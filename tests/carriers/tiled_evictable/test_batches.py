@@ -1,8 +1,12 @@
 """Large sets of tiles move in batches, and still as a whole or not at all."""
 
-import pytest
+import asyncio
 
-from strideweave import CPU, FileBacked
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from strideweave import CPU, FileBacked, Streaming
 from strideweave.carriers.move import dispatch_move, registered_move_operation
 from strideweave.carriers.tiled_evictable import transfers
 
@@ -73,6 +77,49 @@ def test_a_projection_that_fails_in_its_second_batch_changes_nothing(make_model,
     with fail_second_batch(FileBacked, CPU), pytest.raises(OSError, match="second batch"):
         model.project(*range(8)).wait()
     assert model.snapshot() == before
+    assert model.at_rest()
+
+
+@pytest.mark.parametrize("policy", [None, Streaming()])
+def test_the_next_batch_is_under_way_beside_the_first_whose_end_a_failure_waits_for(make_model, policy):
+    """Contract section 6: *The exception is the original one, never an exception group*."""
+    model = make_model(policy=policy)
+    before, seen = model.snapshot(), []
+    real = dispatch_move(FileBacked, CPU)
+
+    class SecondFails(real):
+        async def transfer(self, transfers):
+            seen.append(len(transfers))
+            if len(seen) == 2:
+                second.set()
+                raise OSError("the second batch failed")
+            with anyio.fail_after(10):
+                await second.wait()
+            for _ in range(3):  # the second one has failed by now
+                await checkpoint()
+            await super().transfer(transfers)
+            seen.append("filled")
+
+    second = anyio.Event()
+    with registered_move_operation(FileBacked, CPU, SecondFails, replace=True):
+        with pytest.raises(OSError, match="second batch"):
+            model.project(*range(8)).wait()
+    assert seen == [3, 3, "filled"]
+    assert model.snapshot() == before
+    assert model.at_rest()
+
+
+def test_a_batch_that_ends_as_cancelled_is_no_success(make_model):
+    model = make_model(policy=Streaming())
+    real = dispatch_move(FileBacked, CPU)
+
+    class Cancelled(real):
+        async def transfer(self, transfers):
+            raise asyncio.CancelledError
+
+    with registered_move_operation(FileBacked, CPU, Cancelled, replace=True):
+        with pytest.raises(RuntimeError, match="ended by CancelledError"):
+            model.project(*range(8)).wait()
     assert model.at_rest()
 
 

@@ -139,10 +139,11 @@ class Streaming(Transfers):
         """Read missing tiles to where they are wanted; gives those that no other request has claimed."""
         landed: list[Ordinals] = []
         lent: list[Passage] = []
-        for batch in self._batches(ordinals):
+
+        async def read(batch: Ordinals) -> None:
             wave = self._unclaimed(batch)
             if not len(wave):
-                continue
+                return
             with self._passage(wave) as passage:
                 carrier, starts = landing(wave)
                 await self._read(wave, carrier, starts)
@@ -155,6 +156,8 @@ class Streaming(Transfers):
                         lent.append(passage)
                     passage.staged = dict(zip(wave.tolist(), rows, strict=True))
             landed.append(wave)
+
+        await self._in_batches(ordinals, read)
         for passage in lent:
             await passage.empty()
         return np.concatenate(landed) if landed else NO_ORDINALS

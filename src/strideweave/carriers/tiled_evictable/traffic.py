@@ -242,18 +242,22 @@ class TileTraffic(Streaming, Eviction):
             commit: says that they are primary now; called under the lock.
             complete: what has to be done once every tile is filled, still before the commit.
         """
+        reserved, filled = 0, False
+
+        async def reserve_and_fill(batch: Ordinals) -> None:
+            nonlocal reserved
+            self.primary.make_room(len(batch))  # outside the lock: that is for a few plain statements
+            with self.lock:
+                self.primary.reserve(batch)
+                self._note_places(batch, placed=True)
+            reserved += len(batch)
+            await fill(batch)
+
         with self._passage(ordinals):
             with self.lock:
                 self.ledger.begin_move(entry, ordinals)
-            reserved, filled = 0, False
             try:
-                for batch in self._batches(ordinals):
-                    self.primary.make_room(len(batch))  # outside the lock: that is for a few plain statements
-                    with self.lock:
-                        self.primary.reserve(batch)
-                        self._note_places(batch, placed=True)
-                    reserved += len(batch)
-                    await fill(batch)
+                await self._in_batches(ordinals, reserve_and_fill)
                 if complete is not None:
                     await complete()
                 filled = True

@@ -8,10 +8,13 @@ again before that is over.
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+import anyio
 import numpy as np
 
 from strideweave.carriers.move.operations import Transfer, run_transfers
@@ -19,11 +22,12 @@ from strideweave.carriers.move.planning import TransferBatch, TransferBlock
 from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.admission import Admission
 from strideweave.carriers.tiled_evictable.passages import Passage, Staging
+from strideweave.io.positioned import raise_first
 from strideweave.runtime.workers import INLINE_BYTES, run_jobs, share_bytes
 from strideweave.tiles.compact import parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -38,6 +42,7 @@ __all__ = ["Transfers"]
 # Large sets move in batches: preparing one takes about 2 ms, in which no other thread has the interpreter.
 _BATCH_TILES = 256
 _BATCH_BYTES = 32 << 20
+_BATCHES_AT_ONCE = 2  # so that workers and devices have the next one at hand when they are done with one
 
 
 class Transfers(Admission):
@@ -81,17 +86,20 @@ class Transfers(Admission):
         ordinals = np.sort(ordinals)
         self.secondary.prepare_write()
         with self.secondary.writing(durable=durable):
-            for batch in self._batches(ordinals):
-                with self.lock:
-                    transfers = self._transfers(
-                        self.primary.place_arrays(batch), self.secondary.write_places(batch)
-                    )
-                await self._transfer(transfers, inbound=False)
+            await self._in_batches(ordinals, self._write)
         if durable:
             await self.secondary.persist()
         with self.lock:
             self.secondary.commit_write(ordinals)
             self.table.commit_clean(ordinals)
+
+    async def _write(self, ordinals: Ordinals) -> None:
+        """Copy tiles to the places in the secondary tier that are theirs from the commit on."""
+        with self.lock:
+            transfers = self._transfers(
+                self.primary.place_arrays(ordinals), self.secondary.write_places(ordinals)
+            )
+        await self._transfer(transfers, inbound=False)
 
     def _transfers(self, sources: Sequence[Places], destinations: Sequence[Places]) -> TransferBatch:
         """What copies the same tiles from some places to others."""
@@ -122,6 +130,37 @@ class Transfers(Admission):
     def _batches(self, ordinals: Ordinals) -> Iterator[Ordinals]:
         length = min(_BATCH_TILES, max(1, _BATCH_BYTES // self.tile_bytes))
         return (ordinals[first : first + length] for first in range(0, len(ordinals), length))
+
+    async def _in_batches(self, ordinals: Ordinals, work: Callable[[Ordinals], Awaitable[None]]) -> None:
+        """Have ``work`` done for tiles batch by batch, a few batches at a time, begun in order.
+
+        Returns, or raises, when nothing of it is under way any more.
+
+        Raises:
+            BaseException: what went wrong first, with a note on what else did; what had not begun by then is left out.
+        """
+        todo = deque(self._batches(ordinals))
+        errors: list[BaseException] = []
+
+        async def lane() -> None:
+            while todo:
+                batch = todo.popleft()
+                try:
+                    await work(batch)
+                except BaseException as error:  # whatever it is, it is not to come out in a group
+                    todo.clear()
+                    errors.append(error)
+                    if isinstance(error, asyncio.CancelledError):
+                        raise
+
+        if len(todo) < 2:
+            for batch in todo:
+                await work(batch)
+            return
+        async with anyio.create_task_group() as lanes:
+            for _ in range(_BATCHES_AT_ONCE):
+                lanes.start_soon(lane)
+        raise_first(errors)
 
     def _note_places(self, ordinals: Ordinals, *, placed: bool) -> None:
         """Tiles were given a place in the primary tier, or it was taken back. Under the lock."""
