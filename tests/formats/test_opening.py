@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -119,6 +120,25 @@ def test_a_header_may_be_padded_and_have_metadata_and_empty_tensors(files, value
     path = files.raw_safetensors("m.safetensors", header, bytes(range(16)))
     found = values_of(open_tiled(path, tensor="t"))
     assert found.tobytes() == bytes(range(8))
+
+
+def test_a_description_may_have_its_fields_in_any_order(files, values_of):
+    for fields in itertools.permutations([("dtype", "I16"), ("shape", [2, 2]), ("data_offsets", [0, 8])]):
+        path = files.raw_safetensors("m.safetensors", {"t": dict(fields)}, bytes(range(8)))
+        assert values_of(open_tiled(path)).tobytes() == bytes(range(8))
+
+
+@pytest.mark.parametrize(
+    "word", ['[{"a": ["\\\\", "}"]}' * 30_000, "[" * 3_000_000, '\\"[' * 3000, "\\" * 4097 + "[" * 500]
+)
+def test_words_of_the_metadata_may_be_of_any_kind(files, values_of, word):
+    names = {"dtype": word, "shape": word, "data_offsets": word, "other": word}
+    description = {"dtype": "I16", "shape": [2, 2], "data_offsets": [0, 8]}
+    path = files.raw_safetensors("m.safetensors", {"__metadata__": names, "t": description}, bytes(range(8)))
+    assert values_of(open_tiled(path)).tobytes() == bytes(range(8))
+    names.pop("other")
+    path = files.raw_safetensors("m.safetensors", {"__metadata__": names, "t": description}, bytes(range(8)))
+    assert values_of(open_tiled(path)).tobytes() == bytes(range(8))
 
 
 # npy

@@ -198,7 +198,7 @@ def _matches(checkpoint: Checkpoint, pattern: str) -> tuple[tuple[int, ...], Seq
         )
     expression = re.compile(r"(0|[1-9][0-9]{0,8})".join(re.escape(piece) for piece in pieces))
     found = {
-        tuple([int(index) for index in match.groups()]): name
+        tuple(map(int, match.groups())): name
         for name in checkpoint.shards
         if (match := expression.fullmatch(name))
     }
@@ -286,16 +286,16 @@ def _stacked(pattern: str, extents: tuple[int, ...], found: Sequence[_Found]) ->
     part = (1,) * len(extents) + one
     if 0 in one:
         single_part(first.entry.name, dtype, one, first.file, first.entry.offset)  # which says so
-    files = tuple(dict.fromkeys([other.file for other in found]))
-    places = {file: place for place, file in enumerate(files)}
+    files = {other.file.path: other.file for other in found}
+    places = {path: place for place, path in enumerate(files)}
     return StoredArray(
         pattern,
         dtype,
         (*extents, *one),
         part,
         "C",
-        files,
-        np.array([places[other.file] for other in found], np.int32),
+        tuple(files.values()),
+        np.array([places[other.file.path] for other in found], np.int32),
         np.array([other.entry.offset for other in found], np.int64),
         part,
     )

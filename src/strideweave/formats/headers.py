@@ -21,6 +21,10 @@ MOST_HEADER_BYTES = 100_000_000
 _MOST_AXES = 64
 
 
+def _as_it_is(_: object) -> None:
+    """What is done about an object of a header unless somebody knows better."""
+
+
 class HeaderFile:
     """A file whose header is being read; a context manager that closes it, since nothing here stays open.
 
@@ -93,8 +97,22 @@ class HeaderFile:
         os.close(self._number)
 
 
-def parse_json(text: bytes, path: str, what: str, offset: int = 0) -> dict[str, Any]:
+def parse_json(
+    text: bytes,
+    path: str,
+    what: str,
+    offset: int = 0,
+    *,
+    shorten: Callable[[list[tuple[str, Any]]], object] = _as_it_is,
+) -> dict[str, Any]:
     """Parse a JSON object in UTF-8 whose keys are distinct.
+
+    Args:
+        text: the JSON.
+        path: the file that it is from, and
+        what: what it is there, and
+        offset: where, for errors.
+        shorten: is given the fields of each object and gives what is to stand for it; None keeps the object.
 
     Raises:
         FormatError: it is none, nests too deeply, or names a key twice.
@@ -103,7 +121,10 @@ def parse_json(text: bytes, path: str, what: str, offset: int = 0) -> dict[str, 
     def refuse(message: str, found: object = None, wanted: object = None) -> NoReturn:
         raise FormatError(f"{what} {message}", path=path, offset=offset, wanted=wanted, found=found)
 
-    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def distinct(pairs: list[tuple[str, Any]]) -> object:
+        short = shorten(pairs)
+        if short is not None:
+            return short
         made = dict(pairs)
         if len(made) < len(pairs):
             seen: set[str] = set()
@@ -128,18 +149,20 @@ def parse_json(text: bytes, path: str, what: str, offset: int = 0) -> dict[str, 
 
 
 def plain_integer(value: object) -> bool:
-    """Whether a value of a header is an integer that is not negative and fits 63 bits."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+    """Whether a parsed value of a header is an integer, which a bool is not, that is not negative and fits 63 bits."""
+    return type(value) is int and 0 <= value < 2**63
 
 
 def as_extents(value: object, refuse: Callable[[str], NoReturn]) -> tuple[int, ...]:
     """Take a shape out of a header, or call ``refuse`` with what is wrong with it."""
-    if not isinstance(value, list | tuple) or not all(plain_integer(extent) for extent in value):
+    if not isinstance(value, list | tuple):
         refuse("a shape must be a list of integers, none negative")
-    if len(value) > _MOST_AXES:
+    if len(value) > _MOST_AXES:  # before any of millions is looked at
         refuse(f"a shape has at most {_MOST_AXES} axes")
     size = 1
     for extent in value:
+        if not plain_integer(extent):
+            refuse("a shape must be a list of integers, none negative")
         size *= extent
     if size >= 2**63:
         refuse("a shape must have less than 2**63 elements")

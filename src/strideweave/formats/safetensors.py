@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
 
 from strideweave.dtype import DType
 from strideweave.formats.headers import MOST_HEADER_BYTES, HeaderFile, as_extents, parse_json, plain_integer
@@ -38,9 +41,17 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
 )
 """What the format calls the element types that a tensor here can have. It has others, which are only passed over."""
 
+_WIDTHS = MappingProxyType({name: dtype.itemsize for name, dtype in DTYPES.items()})
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+_FIELDS = ("dtype", "shape", "data_offsets")
+
+_TENSOR_BYTES = 48
+"""Bytes of ``"":{"dtype":"","shape":[],"data_offsets":[0,0]},``, the shortest description: one object and two lists."""
+
+_PIECE_BYTES = 1 << 20
+
+
+class TensorEntry(NamedTuple):
     """One tensor of a file.
 
     Attributes:
@@ -88,7 +99,8 @@ def read_safetensors_header(path: str) -> SafetensorsHeader:
         text = file.read(8, length, "header")
         if text[:1] != b"{":
             file.refuse("the header does not begin with a brace", 8, b"{", text[:1])
-        fields = parse_json(text, path, "the header", 8)
+        _check_density(file, text)
+        fields = parse_json(text, path, "the header", 8, shorten=_shortened)
         metadata = fields.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(word, str) for word in metadata.values()):
             file.refuse("the metadata must be strings by name", 8)
@@ -98,30 +110,73 @@ def read_safetensors_header(path: str) -> SafetensorsHeader:
         return SafetensorsHeader(file.known, MappingProxyType(entries), MappingProxyType(metadata))
 
 
+def _check_density(file: HeaderFile, text: bytes) -> None:
+    """Refuse more objects and lists than a header of its length can have: parsed, they would take gigabytes."""
+    most = 3 * (len(text) // _TENSOR_BYTES) + 5  # and the header itself, its metadata, and a tensor cut short
+    if text.count(b"{") + text.count(b"[") <= most:
+        return
+    found = _count_containers(text)  # those in words of the metadata are none
+    if found > most:
+        file.refuse(
+            "the header is not made of descriptions of tensors",
+            8,
+            f"at most {most} objects and lists in {len(text)} bytes",
+            found,
+        )
+
+
+def _count_containers(text: bytes) -> int:
+    """How many objects and lists begin in some JSON, outside its strings."""
+    bare = text.replace(b"\\\\", b"").replace(b'\\"', b"")  # then every quote begins or ends a string
+    found, inside = 0, False
+    for first in range(0, len(bare), _PIECE_BYTES):
+        piece = np.frombuffer(bare, np.uint8, min(_PIECE_BYTES, len(bare) - first), first)
+        quoted = np.logical_xor.accumulate(piece == ord('"')) ^ inside
+        found += int(np.count_nonzero(~quoted & ((piece == ord("{")) | (piece == ord("[")))))
+        inside = bool(quoted[-1])
+    return found
+
+
+def _shortened(fields: list[tuple[str, Any]]) -> tuple[Any, ...] | None:
+    """The dtype, shape and offsets of a description as it is usually written; None for anything else.
+
+    The collector soon passes plain tuples over, and visits objects and lists again and again, while ever more of them
+    are read: with those a header of many tensors takes three times as long.
+    """
+    if len(fields) != len(_FIELDS):
+        return None
+    (first, dtype), (second, shape), (third, offsets) = fields
+    if (first, second, third) != _FIELDS or type(shape) is not list or type(offsets) is not list:
+        return None
+    return dtype, tuple(shape), tuple(offsets)
+
+
 def _entry(file: HeaderFile, name: str, field: Any, data: int) -> TensorEntry:
     def refuse(message: str, wanted: object = None, found: object = None) -> NoReturn:
         file.refuse(message, 8, wanted, found, tensor=name)
 
-    if not isinstance(field, dict) or field.keys() != {"dtype", "shape", "data_offsets"}:
+    if isinstance(field, dict) and field.keys() == set(_FIELDS):
+        field = tuple([field[key] for key in _FIELDS])
+    if not isinstance(field, tuple):
         keys = sorted(field) if isinstance(field, dict) else type(field).__name__
-        refuse("a tensor is described by three fields", ["data_offsets", "dtype", "shape"], keys)
-    dtype, offsets = field["dtype"], field["data_offsets"]
+        refuse("a tensor is described by three fields", sorted(_FIELDS), keys)
+    dtype, shape, offsets = field
     if not isinstance(dtype, str):
         refuse("a dtype must be named", "a string", repr(dtype))
-    shape = as_extents(field["shape"], refuse)
+    shape = as_extents(shape, refuse)
     if (
-        not isinstance(offsets, list)
+        not isinstance(offsets, list | tuple)
         or len(offsets) != 2
-        or not all(plain_integer(place) for place in offsets)
+        or not (plain_integer(offsets[0]) and plain_integer(offsets[1]))
     ):
         refuse("the offsets must be two integers, none negative", "[begin, end]", repr(offsets))
     begin, end = offsets
     size = file.size - data
     if not begin <= end <= size:
         refuse("the tensor lies outside the file", f"0 <= begin <= end <= {size}", f"[{begin}, {end}]")
-    known = DTYPES.get(dtype)
-    if known is not None and prod(shape) * known.itemsize != end - begin:
-        wanted = f"{prod(shape) * known.itemsize} bytes for {dtype} {shape}"
+    width = _WIDTHS.get(dtype)
+    if width is not None and prod(shape) * width != end - begin:
+        wanted = f"{prod(shape) * width} bytes for {dtype} {shape}"
         refuse("the offsets do not match the shape", wanted, f"{end - begin} bytes")
     return TensorEntry(name, dtype, shape, data + begin, end - begin)
 
@@ -129,7 +184,7 @@ def _entry(file: HeaderFile, name: str, field: Any, data: int) -> TensorEntry:
 def _check_cover(file: HeaderFile, entries: Mapping[str, TensorEntry], data: int) -> None:
     """Tensors follow each other from the header to the end of the file."""
     end = data
-    for entry in sorted(entries.values(), key=lambda entry: (entry.offset, entry.nbytes)):
+    for entry in sorted(entries.values(), key=attrgetter("offset", "nbytes")):
         if entry.offset != end:
             fault = (
                 "overlaps the one before it" if entry.offset < end else "leaves bytes before it to no tensor"
