@@ -220,6 +220,8 @@ CHECKPOINTS = [
     Case("an index that is no JSON", plain_file("m.safetensors.index.json", b"\0"), FormatError, "not valid JSON", None, 0),
     Case("an index with a name twice", plain_file("m.safetensors.index.json", b'{"weight_map":{"a":"b","a":"c"}}'),
          FormatError, "'a' twice", None, 0),
+    Case("an index of empty lists", plain_file("m.safetensors.index.json", b'{"weight_map":[' + b"[]," * 99 + b"[]]}"),
+         FormatError, "the index is not made of descriptions of tensors", None, 0),
     Case("an index that is a list", plain_file("m.safetensors.index.json", b"[]"), FormatError, "not a JSON object", None, 0),
     Case("a folder without a checkpoint", in_folder(plain_file("a.txt", b"")), FormatError, "must hold one checkpoint"),
     Case("an empty folder", lambda files: files.folder, FormatError, "zarr 3 array; name the file or the index (wanted one "

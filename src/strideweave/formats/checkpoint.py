@@ -12,7 +12,7 @@ import numpy as np
 
 from strideweave.errors import FormatError
 from strideweave.formats.description import StoredArray, check_byte_order, single_part
-from strideweave.formats.headers import MOST_HEADER_BYTES, HeaderFile, parse_json
+from strideweave.formats.headers import MOST_HEADER_BYTES, HeaderFile, check_density, parse_json
 from strideweave.formats.safetensors import DTYPES, SafetensorsHeader, TensorEntry, read_safetensors_header
 
 if TYPE_CHECKING:
@@ -109,7 +109,9 @@ def _open_index(path: str) -> Checkpoint:
             file.refuse(
                 "the index is too long", 0, f"at most {MOST_HEADER_BYTES} bytes", f"{file.size} bytes"
             )
-        fields = parse_json(file.read(0, file.size, "index"), path, "the index")
+        text = file.read(0, file.size, "index")
+        check_density(file, text, "the index")
+        fields = parse_json(text, path, "the index")
     weights = fields.get("weight_map")
     if not isinstance(weights, dict):
         raise FormatError(

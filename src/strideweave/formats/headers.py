@@ -7,18 +7,25 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from strideweave.errors import FormatError
 from strideweave.io.file_pool import KnownFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MOST_HEADER_BYTES", "HeaderFile", "as_extents", "parse_json", "plain_integer"]
+__all__ = ["MOST_HEADER_BYTES", "HeaderFile", "as_extents", "check_density", "parse_json", "plain_integer"]
 
 MOST_HEADER_BYTES = 100_000_000
 """Bytes of a header or an index, at most: the limit of the safetensors format's own library."""
 
 _MOST_AXES = 64
+
+_TENSOR_BYTES = 48
+"""Bytes of ``"":{"dtype":"","shape":[],"data_offsets":[0,0]},``, the shortest description: one object and two lists."""
+
+_PIECE_BYTES = 1 << 20
 
 
 def _as_it_is(_: object) -> None:
@@ -145,6 +152,39 @@ def parse_json(
         refuse(f"is not valid JSON: {error}")
     if not isinstance(found, dict):
         refuse("is not a JSON object", found=type(found).__name__, wanted="an object")
+    return found
+
+
+def check_density(file: HeaderFile, text: bytes, what: str, offset: int = 0) -> None:
+    """Refuse JSON with more objects and lists than descriptions of tensors have: parsed, they would take gigabytes.
+
+    Args:
+        file: where it is from.
+        text: the JSON.
+        what: what it is there.
+        offset: its first byte there.
+
+    Raises:
+        FormatError: it has more.
+    """
+    most = 3 * (len(text) // _TENSOR_BYTES) + 5  # and the header itself, its metadata, and a tensor cut short
+    if text.count(b"{") + text.count(b"[") <= most:
+        return
+    found = _count_containers(text)  # those in words of the metadata are none
+    if found > most:
+        wanted = f"at most {most} objects and lists in {len(text)} bytes"
+        file.refuse(f"{what} is not made of descriptions of tensors", offset, wanted, found)
+
+
+def _count_containers(text: bytes) -> int:
+    """How many objects and lists begin in some JSON, outside its strings."""
+    bare = text.replace(b"\\\\", b"").replace(b'\\"', b"")  # then every quote begins or ends a string
+    found, inside = 0, False
+    for first in range(0, len(bare), _PIECE_BYTES):
+        piece = np.frombuffer(bare, np.uint8, min(_PIECE_BYTES, len(bare) - first), first)
+        quoted = np.logical_xor.accumulate(piece == ord('"')) ^ inside
+        found += int(np.count_nonzero(~quoted & ((piece == ord("{")) | (piece == ord("[")))))
+        inside = bool(quoted[-1])
     return found
 
 

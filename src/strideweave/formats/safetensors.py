@@ -11,10 +11,15 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-import numpy as np
-
 from strideweave.dtype import DType
-from strideweave.formats.headers import MOST_HEADER_BYTES, HeaderFile, as_extents, parse_json, plain_integer
+from strideweave.formats.headers import (
+    MOST_HEADER_BYTES,
+    HeaderFile,
+    as_extents,
+    check_density,
+    parse_json,
+    plain_integer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,11 +49,6 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
 _WIDTHS = MappingProxyType({name: dtype.itemsize for name, dtype in DTYPES.items()})
 
 _FIELDS = ("dtype", "shape", "data_offsets")
-
-_TENSOR_BYTES = 48
-"""Bytes of ``"":{"dtype":"","shape":[],"data_offsets":[0,0]},``, the shortest description: one object and two lists."""
-
-_PIECE_BYTES = 1 << 20
 
 
 class TensorEntry(NamedTuple):
@@ -99,7 +99,7 @@ def read_safetensors_header(path: str) -> SafetensorsHeader:
         text = file.read(8, length, "header")
         if text[:1] != b"{":
             file.refuse("the header does not begin with a brace", 8, b"{", text[:1])
-        _check_density(file, text)
+        check_density(file, text, "the header", 8)
         fields = parse_json(text, path, "the header", 8, shorten=_shortened)
         metadata = fields.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(word, str) for word in metadata.values()):
@@ -108,33 +108,6 @@ def read_safetensors_header(path: str) -> SafetensorsHeader:
         entries = {name: _entry(file, name, field, data) for name, field in fields.items()}
         _check_cover(file, entries, data)
         return SafetensorsHeader(file.known, MappingProxyType(entries), MappingProxyType(metadata))
-
-
-def _check_density(file: HeaderFile, text: bytes) -> None:
-    """Refuse more objects and lists than a header of its length can have: parsed, they would take gigabytes."""
-    most = 3 * (len(text) // _TENSOR_BYTES) + 5  # and the header itself, its metadata, and a tensor cut short
-    if text.count(b"{") + text.count(b"[") <= most:
-        return
-    found = _count_containers(text)  # those in words of the metadata are none
-    if found > most:
-        file.refuse(
-            "the header is not made of descriptions of tensors",
-            8,
-            f"at most {most} objects and lists in {len(text)} bytes",
-            found,
-        )
-
-
-def _count_containers(text: bytes) -> int:
-    """How many objects and lists begin in some JSON, outside its strings."""
-    bare = text.replace(b"\\\\", b"").replace(b'\\"', b"")  # then every quote begins or ends a string
-    found, inside = 0, False
-    for first in range(0, len(bare), _PIECE_BYTES):
-        piece = np.frombuffer(bare, np.uint8, min(_PIECE_BYTES, len(bare) - first), first)
-        quoted = np.logical_xor.accumulate(piece == ord('"')) ^ inside
-        found += int(np.count_nonzero(~quoted & ((piece == ord("{")) | (piece == ord("[")))))
-        inside = bool(quoted[-1])
-    return found
 
 
 def _shortened(fields: list[tuple[str, Any]]) -> tuple[Any, ...] | None:
