@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Before tests import them, so that their assertions explain themselves.
+pytest.register_assert_rewrite("processes", "tiled_tensors", "waiting")
+
 # A busy machine must not fail a test: only what a property says decides.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")

@@ -16,6 +16,7 @@ import anyio
 import numpy as np
 import pytest
 
+from processes import in_a_forked_child
 from strideweave import BlockDevice, BlockDeviceCarrier, DType
 from strideweave.carriers import file_slots
 from strideweave.errors import ReleasedError
@@ -26,17 +27,6 @@ from strideweave.testing import values_of
 
 MIB = 1 << 20
 FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-
-
-def in_a_forked_child(check):
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            status = 0 if check() else 2
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 # The end of carriers and devices

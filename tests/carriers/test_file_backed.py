@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
@@ -18,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from processes import in_a_forked_child
 from strideweave.carriers import CPU, FileBacked
 from strideweave.dtype import DType
 from strideweave.errors import ImmutableError, OwnershipError, ReleasedError
@@ -35,17 +35,6 @@ def spilled(size: int, dtype: DType = DType.Float32) -> FileBacked:
 def path_of(carrier: FileBacked) -> Path:
     assert carrier.path is not None
     return Path(carrier.path)
-
-
-def in_a_forked_child(check: Callable[[], bool]) -> bool:
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            status = 0 if check() else 2
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from processes import in_a_forked_child
 from strideweave.io import files
 from strideweave.io.files import FileStatistics, OpenFile
 
@@ -214,17 +215,6 @@ def test_removing_deletes_once_and_tolerates_a_vanished_file(tmp_path: Path) -> 
     other = OpenFile.create(tmp_path / "other")
     (tmp_path / "other").unlink()
     other.remove()
-
-
-def in_a_forked_child(check: Callable[[], bool]) -> bool:
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            status = 0 if check() else 2
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def raises(error: type[Exception], call: Callable[[], object]) -> bool:

@@ -21,10 +21,11 @@ from strideweave import (
     row_major,
     tiled,
 )
-from strideweave.carriers.tiled_evictable import direct_request, windows
+from strideweave.carriers.tiled_evictable import windows
 from strideweave.operations.definition import apply
 from strideweave.tiles.grid import TileGrid
 from strideweave.tiling import tile_major_layout
+from tiled_tensors import assert_at_rest, residency, small_budget
 
 DTYPES = (
     DType.Float32,
@@ -35,11 +36,6 @@ DTYPES = (
     DType.Int8,
     DType.Bool,
 )
-
-
-def small_budget(monkeypatch, nbytes=256):
-    """Cut the operations of small tensors into many blocks."""
-    monkeypatch.setattr(direct_request, "WINDOW_BYTES", nbytes)
 
 
 def make(values, tile_shape, *, compute=CPU, resident=True, column_major=False, policy=None):
@@ -76,18 +72,6 @@ def lay(values, compute=CPU):
         if compute is CPU
         else Tensor(Generic(values.ravel(), dtype=tensor.dtype), 0, row_major(values.shape))
     )
-
-
-def residency(tensor):
-    carrier = tensor.carrier
-    return carrier.primary_tiles, carrier.secondary_tiles, carrier.dirty_tiles, carrier.version
-
-
-def at_rest(*tensors):
-    for tensor in tensors:
-        found = tensor.carrier.statistics()
-        assert found.pending_requests == found.pinned_tiles == found.in_flight_bytes == 0
-        assert found.staging_bytes == found.put_off_evictions == 0
 
 
 # The same as the dense operation
@@ -137,7 +121,7 @@ def check(name, tensors, dense, **options):
     # Small integers, of which every sum and product is exact in every dtype but the narrowest.
     np.testing.assert_array_equal(found.numpy().astype(np.float64), expected.numpy().astype(np.float64))
     assert before == [residency(tensor) for tensor in tensors if isinstance(tensor.carrier, TiledEvictable)]
-    at_rest(*[tensor for tensor in tensors if isinstance(tensor.carrier, TiledEvictable)])
+    assert_at_rest(*[tensor for tensor in tensors if isinstance(tensor.carrier, TiledEvictable)])
 
 
 computing = pytest.mark.parametrize("compute", [CPU, Generic])
@@ -228,7 +212,7 @@ def test_one_tensor_twice_and_two_tensors_of_one_carrier(monkeypatch):
     assert np.array_equal(sw.matmul(x, x).numpy(), values @ values)
     other = Tensor(x.carrier, 0, Layout(((2, 3), (3, 2)), ((1, 6), (2, 18))))  # column-major inside its tiles
     assert np.array_equal(sw.add(x, other).numpy(), values + sw.asarray(other.numpy()).numpy())
-    at_rest(x)
+    assert_at_rest(x)
 
 
 def test_a_dense_operand_of_any_layout(monkeypatch):
@@ -299,7 +283,7 @@ def test_the_callers_floating_point_errors_are_its_own():
         assert np.isinf((x + x).numpy()[0, 0])
     with np.errstate(over="raise"), pytest.raises(FloatingPointError):
         x + x
-    at_rest(x)
+    assert_at_rest(x)
 
 
 def test_empty_results():
@@ -325,7 +309,7 @@ def test_staging_is_bounded_by_a_few_windows(tile_shape, resident):
         assert np.allclose(sw.reduce_sum(x, axis=0).numpy(), values.sum(0), atol=1e-2)
     window = max(256 << 10, tile_shape[0] * tile_shape[1] * 4)
     assert x.carrier.statistics().peak_staging_bytes <= 3 * window
-    at_rest(x)
+    assert_at_rest(x)
 
 
 def test_resident_tiles_that_lie_in_one_piece_are_read_where_they_are():
@@ -351,4 +335,4 @@ def test_tensors_that_are_tiled_across_each_other_are_read_in_parts(monkeypatch)
     assert np.array_equal(sw.add(rows, columns).numpy(), 2 * values)
     assert np.array_equal(sw.add(columns, rows).numpy(), 2 * values)
     assert parts
-    at_rest(rows, columns)
+    assert_at_rest(rows, columns)

@@ -20,14 +20,10 @@ from strideweave import (
     no_grad,
     tiled,
 )
-from strideweave.carriers.tiled_evictable import direct_pass, direct_request, targets
+from strideweave.carriers.tiled_evictable import direct_pass, targets
+from tiled_tensors import assert_at_rest, residency, small_budget, whole
 
 RNG = np.random.default_rng(12)
-
-
-def small_budget(monkeypatch, nbytes=256):
-    """Cut the operations of small tensors into many blocks."""
-    monkeypatch.setattr(direct_request, "WINDOW_BYTES", nbytes)
 
 
 def normal(*shape, dtype=np.float32):
@@ -36,23 +32,6 @@ def normal(*shape, dtype=np.float32):
 
 def make(values, tile_shape, *, resident=False, policy=None):
     return tiled(values, tile_shape, resident=resident, residency_policy=policy)
-
-
-def whole(gradient):
-    """The values of a tiled gradient as one array."""
-    return gradient.carrier.project(gradient, gradient.carrier.select({})).wait().numpy()
-
-
-def residency(tensor):
-    carrier = tensor.carrier
-    return carrier.primary_tiles, carrier.secondary_tiles, carrier.dirty_tiles, carrier.version
-
-
-def at_rest(*tensors):
-    for tensor in tensors:
-        found = tensor.carrier.statistics()
-        assert found.pending_requests == found.pinned_tiles == found.in_flight_bytes == 0
-        assert found.staging_bytes == found.put_off_evictions == 0
 
 
 # Residency, policies and requests
@@ -69,7 +48,7 @@ def test_run_backward_without_a_policy():
     np.testing.assert_allclose(y.grad.numpy(), values.T @ np.ones((8, 3), np.float32), 1e-5, 1e-5)
     np.testing.assert_allclose(whole(x.grad), np.ones((8, 3), np.float32) @ others.T, 1e-5, 1e-5)
     assert x.carrier.secondary_tiles == every, "residency is what backward found"
-    at_rest(x)
+    assert_at_rest(x)
 
 
 class Recorder:
@@ -120,7 +99,7 @@ def test_a_policy_decides_what_stays_after_backward():
     statistics = x.carrier.statistics()
     assert statistics.resident_tiles == 3
     assert statistics.peak_resident_bytes <= 3 * statistics.tile_bytes
-    at_rest(x)
+    assert_at_rest(x)
 
 
 def test_an_invalid_plan_fails_backward_before_any_work():
@@ -137,7 +116,7 @@ def test_an_invalid_plan_fails_backward_before_any_work():
         result.backward()
     assert x.grad is None and y.grad is None
     assert x.carrier.statistics().misses == misses
-    at_rest(x)
+    assert_at_rest(x)
     Policy.answer = ResidencyPlan()
     result.backward()
     assert y.grad is not None
@@ -201,7 +180,7 @@ def test_backward_holds_the_tiles_it_reads(control_moves):
     thread.join(10)
     assert np.array_equal(y.grad.numpy(), values)
     assert np.array_equal(whole(x.grad), others)
-    at_rest(x)
+    assert_at_rest(x)
 
 
 def test_a_failed_read_leaves_no_gradient_and_a_graph_that_works(control_moves, monkeypatch):
@@ -216,7 +195,7 @@ def test_a_failed_read_leaves_no_gradient_and_a_graph_that_works(control_moves, 
         result.backward()
     assert x.grad is None and y.grad is None
     assert residency(x) == before
-    at_rest(x)
+    assert_at_rest(x)
     result.backward()
     assert np.array_equal(y.grad.numpy(), values)
 

@@ -16,17 +16,12 @@ from strideweave import (
     row_major,
     tiled,
 )
-from strideweave.carriers.tiled_evictable import direct_request
 from strideweave.operations.definition import apply
 from strideweave.tiles.grid import TileGrid
 from strideweave.tiling import tile_major_layout
+from tiled_tensors import assert_at_rest, residency, small_budget, whole
 
 RNG = np.random.default_rng(11)
-
-
-def small_budget(monkeypatch, nbytes=256):
-    """Cut the operations of small tensors into many blocks."""
-    monkeypatch.setattr(direct_request, "WINDOW_BYTES", nbytes)
 
 
 def normal(*shape, dtype=np.float32):
@@ -55,23 +50,6 @@ def lay(values, compute=CPU):
     if compute is CPU:
         return tensor
     return Tensor(Generic(values.ravel(), dtype=tensor.dtype), 0, row_major(values.shape))
-
-
-def whole(gradient):
-    """The values of a tiled gradient as one array."""
-    return gradient.carrier.project(gradient, gradient.carrier.select({})).wait().numpy()
-
-
-def residency(tensor):
-    carrier = tensor.carrier
-    return carrier.primary_tiles, carrier.secondary_tiles, carrier.dirty_tiles, carrier.version
-
-
-def at_rest(*tensors):
-    for tensor in tensors:
-        found = tensor.carrier.statistics()
-        assert found.pending_requests == found.pinned_tiles == found.in_flight_bytes == 0
-        assert found.staging_bytes == found.put_off_evictions == 0
 
 
 def check(name, pairs, tolerance=1e-5, **options):
@@ -111,7 +89,7 @@ def check(name, pairs, tolerance=1e-5, **options):
             assert gradient.carrier.tile_shape == operand.carrier.tile_shape
             assert gradient.carrier.residency_policy is None
             values = whole(gradient)
-            at_rest(operand, gradient)
+            assert_at_rest(operand, gradient)
         np.testing.assert_allclose(
             values.astype(np.float64), dense.grad.numpy().astype(np.float64), tolerance, tolerance
         )
@@ -232,7 +210,7 @@ def test_the_same_tensor_twice_and_two_ways_through_it(monkeypatch):
         total = sw.reduce_sum(sw.mul(tensor, tensor) + sw.matmul(tensor, tensor)) + sw.reduce_sum(tensor * 3)
         total.backward()
     np.testing.assert_allclose(whole(x.grad), dense.grad.numpy(), 1e-4, 1e-4)
-    at_rest(x, x.grad)
+    assert_at_rest(x, x.grad)
     first = x.grad
     sw.reduce_sum(x * 2).backward()
     np.testing.assert_allclose(whole(x.grad), dense.grad.numpy() + 2, 1e-4, 1e-4)

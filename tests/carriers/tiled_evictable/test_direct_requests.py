@@ -24,15 +24,10 @@ from strideweave import (
     row_major,
     tiled,
 )
-from strideweave.carriers.tiled_evictable import direct_request
 from strideweave.runtime.event_loop import current_runtime
+from tiled_tensors import small_budget
 
 NAMES = ["add", "elementwise_mul", "matmul", "mul", "reduce_sum", "relu"]
-
-
-def small_budget(monkeypatch, nbytes=256):
-    """Cut the operations of small tensors into many blocks."""
-    monkeypatch.setattr(direct_request, "WINDOW_BYTES", nbytes)
 
 
 # What is refused

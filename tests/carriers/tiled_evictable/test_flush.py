@@ -23,13 +23,10 @@ from strideweave import (
 from strideweave.io import files
 from strideweave.io.files import OpenFile
 from strideweave.tensor import Tensor
+from tiled_tensors import experts
 
 KINDS = [(CPU, FileBacked), (CPU, CPU), (CPU, Generic), (Generic, FileBacked), (Generic, CPU)]
 FULL = OSError(errno.ENOSPC, "No space left on device")
-
-
-def experts(*numbers):
-    return TileSet([(number, 0, 0) for number in numbers])
 
 
 def stored(model, *numbers):

@@ -36,9 +36,9 @@ from strideweave import (
 from strideweave.carriers.move import dispatch_move, registered_move_operation
 from strideweave.carriers.tiled_evictable import streaming as streaming_module
 from strideweave.errors import InvalidTileError
-from strideweave.runtime.event_loop import current_runtime
 from strideweave.tiles.grid import TileGrid
 from strideweave.tiling import tile_major_layout
+from waiting import let_the_loop_turn
 
 GRID, TILE, SHAPE, TILE_BYTES = (3, 2), (2, 3), (6, 6), 24
 LAYOUT = tile_major_layout(TileGrid(GRID, TILE))
@@ -58,12 +58,6 @@ def elements(per_axis):
     rows = [2 * x + row for x in per_axis[0] for row in range(2)]
     columns = [3 * y + column for y in per_axis[1] for column in range(3)]
     return np.ix_(rows, columns)
-
-
-def loop_turns():
-    passed = threading.Event()
-    current_runtime().post(passed.set)
-    assert passed.wait(10)
 
 
 def descriptors():
@@ -98,7 +92,7 @@ class Result:
 class GradientMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        loop_turns()
+        let_the_loop_turn()
         self.descriptors = descriptors()
         self.stack = ExitStack()
         self.failures, self.results, self.leaves, self.made = [], [], [], []
@@ -321,7 +315,7 @@ class GradientMachine(RuleBasedStateMachine):
         for turn in range(50):
             if all(ref() is None for ref in gone) and descriptors() <= self.descriptors:
                 return
-            loop_turns()
+            let_the_loop_turn()
             if turn % 10 == 9:
                 gc.collect()
         raise AssertionError([ref() for ref in gone], self.descriptors, descriptors())

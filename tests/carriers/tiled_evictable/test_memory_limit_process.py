@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 from strideweave import CPU, FileBacked, Streaming, Tensor, TileSet, tiled
 from strideweave.layout import Layout
 from strideweave.testing import failing_transfers
+from waiting import until
 
 TILE = 4 * 6 * 4  # bytes of a tile of make_model
 
@@ -23,16 +23,6 @@ def tiles(*experts: int) -> TileSet:
 
 def statistics(model):
     return model.carrier.statistics()
-
-
-def until(condition) -> None:
-    """Wait for what another thread is about to do."""
-    deadline = threading.Event()
-    for _ in range(2000):
-        if condition():
-            return
-        deadline.wait(0.005)
-    raise AssertionError("it never happened")
 
 
 # The ends

@@ -18,6 +18,7 @@ from strideweave import (
     TiledEvictable,
     TileSet,
 )
+from waiting import until
 
 TILE = 4 * 6 * 4  # bytes of a tile of make_model
 
@@ -28,16 +29,6 @@ def tiles(*experts: int) -> TileSet:
 
 def statistics(model):
     return model.carrier.statistics()
-
-
-def until(condition) -> None:
-    """Wait for what another thread is about to do."""
-    deadline = threading.Event()
-    for _ in range(2000):
-        if condition():
-            return
-        deadline.wait(0.005)
-    raise AssertionError("it never happened")
 
 
 # Waiting

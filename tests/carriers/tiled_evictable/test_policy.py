@@ -25,10 +25,7 @@ from strideweave import (
     TraceRecorder,
 )
 from strideweave.carriers.tiled_evictable.traffic import TileTraffic
-
-
-def experts(*numbers):
-    return TileSet([(number, 0, 0) for number in numbers])
+from tiled_tensors import experts
 
 
 class Scripted:

@@ -18,19 +18,15 @@ from strideweave import (
     ReleasedError,
     Tensor,
     TileSelection,
-    TileSet,
     row_major,
 )
 from strideweave.autograd import no_grad
 from strideweave.carriers.tiled_evictable import gathering
 from strideweave.runtime import current_runtime
+from tiled_tensors import experts
 
 pytestmark = pytest.mark.anyio
 KINDS = [(CPU, FileBacked), (CPU, CPU), (CPU, Generic), (Generic, FileBacked), (Generic, CPU)]
-
-
-def experts(*numbers):
-    return TileSet([(number, 0, 0) for number in numbers])
 
 
 @pytest.mark.parametrize("start", ["primary", "secondary"])

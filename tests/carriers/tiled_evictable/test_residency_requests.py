@@ -18,12 +18,9 @@ from strideweave import (
 )
 from strideweave.carriers.tiled_evictable import AwaitResidency
 from strideweave.runtime.event_loop import current_runtime
+from tiled_tensors import experts
 
 KINDS = [(CPU, FileBacked), (CPU, CPU), (CPU, Generic), (Generic, FileBacked), (Generic, CPU)]
-
-
-def experts(*numbers):
-    return TileSet([(number, 0, 0) for number in numbers])
 
 
 @pytest.mark.parametrize(("primary", "secondary"), KINDS)

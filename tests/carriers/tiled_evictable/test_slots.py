@@ -11,12 +11,8 @@ from strideweave import (
     InvalidTileError,
     ReleasedError,
     TileConflictError,
-    TileSet,
 )
-
-
-def experts(*numbers):
-    return TileSet([(number, 0, 0) for number in numbers])
+from tiled_tensors import experts
 
 
 @pytest.mark.parametrize("secondary", [FileBacked, CPU, Generic])

@@ -20,13 +20,14 @@ from itertools import product
 import numpy as np
 import pytest
 
-from strideweave import CPU, FileBacked, Generic, ResidencyPlan, Tensor, TiledEvictable, TileSet, row_major
+from strideweave import CPU, FileBacked, Generic, ResidencyPlan, Tensor, TiledEvictable, row_major
 from strideweave.carriers.move import dispatch_move, registered_move_operation
 from strideweave.io.engine import default_engine
 from strideweave.io.files import OpenFile
 from strideweave.io.spill import SpillDirectory
-from strideweave.runtime.event_loop import current_runtime
 from strideweave.runtime.workers import run_jobs
+from tiled_tensors import experts
+from waiting import let_the_loop_turn
 
 TILE_BYTES = 96
 ATTEMPTS = 6
@@ -240,10 +241,6 @@ def resident_values(tensor):
     return primary, tensor.numpy(copy=True)
 
 
-def experts(*numbers):
-    return TileSet([(number, 0, 0) for number in numbers])
-
-
 def descriptors():
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names suffice
 
@@ -257,12 +254,6 @@ def settles(condition):
             gc.collect()
         let_the_loop_turn()
     return False
-
-
-def let_the_loop_turn():
-    passed = threading.Event()
-    current_runtime().post(passed.set)
-    assert passed.wait(10)
 
 
 @pytest.fixture
