@@ -83,8 +83,8 @@ class ShippedPolicy(OneCarrier):
             self._require_free()
             if self._grid is not None and (self._grid != grid or self._tile_bytes != tile_bytes):
                 raise ValueError(
-                    f"{self!r} already serves a carrier with {self._grid!r} and {self._tile_bytes} bytes a "
-                    f"tile, not {grid!r} and {tile_bytes}; make one policy for each carrier"
+                    f"{self!r} has served a carrier with {self._grid!r} and {self._tile_bytes} bytes a tile, "
+                    f"not {grid!r} and {tile_bytes}; make one policy for each carrier"
                 )
             self._grid, self._tile_bytes = grid, tile_bytes
             self._forget()
