@@ -410,8 +410,9 @@ def test_a_full_disk_fails_new_like_and_a_slot_write_and_changes_nothing(tmp_pat
             print(error.errno, error.filename == tall.path, tall.version, tall[4000])
         print(len(list(directory.iterdir())), small[1])
     """)
+    # -B: a module that it compiled would be cut off by the limit too, and stay so.
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
+        [sys.executable, "-B", "-W", "error", "-c", program],
         env={**os.environ, SPILL_VARIABLE: str(tmp_path)},
         capture_output=True,
         text=True,

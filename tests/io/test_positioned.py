@@ -205,8 +205,13 @@ def test_a_file_size_limit_stops_a_write_half_way_and_says_how_far_it_came(tmp_p
             print(error.errno, error.filename, error.strerror)
     """)
     path = tmp_path / "limited"
+    # -B: a module that it compiled would be cut off by the limit too, and stay so.
     done = subprocess.run(
-        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-B", "-c", program, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert done.stdout.startswith(f"{errno.EFBIG} {path} ")
     assert "12288 bytes were to be written at offset 0, got 10000" in done.stdout

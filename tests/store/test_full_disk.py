@@ -44,8 +44,9 @@ else:
 
 
 def run_limited(path, limit, what):
+    # -B: a module that it compiled would be cut off by the limit too, and stay so.
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", LIMITED, str(path), str(limit), what],
+        [sys.executable, "-B", "-W", "error", "-c", LIMITED, str(path), str(limit), what],
         capture_output=True,
         text=True,
         timeout=120,
