@@ -332,6 +332,10 @@ class Carrier(CarrierLifecycle):
         """All slots as writable bytes, for carriers in memory; raises ReleasedError after release."""
         raise NotImplementedError(f"{type(self).__name__} does not live in memory")
 
+    def _units(self, unit: np.dtype[np.unsignedinteger[Any]]) -> NDArray[np.unsignedinteger[Any]]:
+        """All slots as writable unsigned integers of their size, for carriers in memory, as ``_bytes``."""
+        return self._bytes().view(unit)
+
     def _file(self) -> tuple[OpenFile, int]:
         """The open file and the byte offset of slot 0, for carriers in a file."""
         raise NotImplementedError(f"{type(self).__name__} does not live in a file")

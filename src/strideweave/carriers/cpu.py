@@ -63,6 +63,10 @@ class CPU(MemoryCarrier):
         MemoryError: the system has no such memory.
     """
 
+    _owns_memory: bool = True
+    _is_shown: bool = False  # somebody may know the address
+    _discarded_bytes: int = 0
+
     def __init__(
         self,
         size: int,
@@ -76,8 +80,6 @@ class CPU(MemoryCarrier):
         self.supports_storage_dtype(dtype)
         count = check_slot_count(size)
         self._owns_memory = pointer is None
-        self._is_shown = False
-        self._discarded_bytes = 0
         slots = self._make_slots(count, dtype) if pointer is None else _slots_at(pointer, count, dtype)
         super().__init__(slots, dtype=dtype, mutable=mutable)
 
@@ -143,19 +145,14 @@ class CPU(MemoryCarrier):
         )
 
     @classmethod
-    def _around(cls, slots: NDArray[Any], *, dtype: DType, mutable: bool) -> Self:
-        carrier = super()._around(slots, dtype=dtype, mutable=mutable)
-        carrier._owns_memory = True
-        carrier._is_shown = False
-        carrier._discarded_bytes = 0
-        return carrier
-
-    @classmethod
     def _make_slots(cls, size: int, dtype: DType) -> NDArray[Any]:
         return aligned_array(size * dtype.itemsize).view(dtype.numpy)
 
     def _allocate_result(self, size: int) -> Self:
-        slots = scratch_array(size * self._dtype.itemsize).view(self._dtype.numpy)
+        element = self._dtype.numpy
+        nbytes = size * element.itemsize
+        # Small ones as there, without its checks.
+        slots = np.empty(size, element) if nbytes < MAPPED_BYTES else scratch_array(nbytes).view(element)
         return self._around(slots, dtype=self._dtype, mutable=True)
 
     def _allocate_in_place(self, size: int) -> None:

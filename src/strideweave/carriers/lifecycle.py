@@ -58,6 +58,17 @@ class CarrierLifecycle(Storage):
     #: True on every exact class that was observed; ``strideweave.carriers.extension`` says what that means.
     _sealed: ClassVar[bool]
 
+    # What every carrier begins with: a result that is made in a microsecond sets nothing that it need not.
+    _mutable: bool = True
+    _version: int = 0
+    _owner: object | None = None
+    _released: bool = False
+    _writes_begun: int = 0  # and not ended, in the process below
+    _writing_process: int = 0
+    _task_scope: TaskScope | None = None
+    # The runtime's one short lock: a request's cleanup relinquishes carriers, in a forked child too.
+    _lock = short_lock
+
     def __init__(self, size: int, *, dtype: DType = DType.Float32, mutable: bool = True) -> None:
         if not isinstance(dtype, DType):
             raise TypeError(

@@ -51,7 +51,10 @@ class MemoryCarrier(Carrier):
     def _around(cls, slots: NDArray[Any], *, dtype: DType, mutable: bool) -> Self:
         """A carrier around fresh slots, without the constructor of the subclass."""
         carrier = cls.__new__(cls)
-        MemoryCarrier.__init__(carrier, slots, dtype=dtype, mutable=mutable)
+        carrier._size, carrier._dtype, carrier._mutable = len(slots), dtype, bool(mutable)
+        carrier._slots = slots
+        if "_sealed" not in cls.__dict__:
+            cls._seal()
         return carrier
 
     def new_like(self, values: Iterable[Any], *, mutable: bool = True, dtype: DType | None = None) -> Self:
@@ -170,6 +173,9 @@ class MemoryCarrier(Carrier):
 
     def _bytes(self) -> NDArray[np.uint8]:
         return self._live_slots().view(np.uint8)
+
+    def _units(self, unit: np.dtype[np.unsignedinteger[Any]]) -> NDArray[np.unsignedinteger[Any]]:
+        return self._live_slots().view(unit)
 
     def _adopt_like(self, values: NDArray[Any], dtype: DType) -> Self:
         return self._around(values, dtype=dtype, mutable=True)

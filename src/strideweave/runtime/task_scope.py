@@ -140,11 +140,10 @@ class TaskScope:
         """
         if handle.done:
             raise ValueError("a request needs a new handle, and this one is done already")
-        self.admit(Call(self, handle, function, args, enter=enter, cleanup=cleanup))
-        return handle
+        return self.admit(Call(self, handle, function, args, enter=enter, cleanup=cleanup), handle)
 
-    def admit(self, request: Request) -> None:
-        """Start a new request of this scope from any thread; its handle is one that is not done.
+    def admit(self, request: Request, handle: H) -> H:
+        """Start a new request of this scope from any thread, and return its handle, which is not done.
 
         Raises:
             ReleasedError, RuntimeError: as ``start``.
@@ -171,6 +170,7 @@ class TaskScope:
                     request.revoke()
                     raise
             # The ending runtime has settled it, and all: the handle tells.
+        return handle
 
     def close(self) -> None:
         """Refuse requests from now on and end the task group. Idempotent.

@@ -87,9 +87,9 @@ class Admission:
             TileConflictError: a required tile is covered by an unfinished residency request.
         """
         with self.lock:
-            if plan.reads:
-                self.require_valid(kind, plan.required)
             held = plan.required
+            if plan.reads and not self.table.are_valid(held):
+                self.require_valid(kind, held)
             if len(plan.extra) or len(plan.retain):
                 changing = self.ledger.changing
                 extra = plan.extra[self.table.is_valid(plan.extra) & ~changing[plan.extra]]
@@ -135,7 +135,8 @@ class Admission:
                 self._wake()
             if self.ledger.is_empty:
                 self._come_to_rest()
-        finish(freed)
+        if freed:
+            finish(freed)
 
     def _come_to_rest(self) -> None:
         """No request is left, so nothing is under way: forget what the tasks of cut-off requests left behind.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from strideweave.carriers.tiled_evictable.gradient import TileContribution
 from strideweave.carriers.tiled_evictable.traffic import Changes
 from strideweave.errors import ImmutableError, OwnershipError, ReleasedError
 from strideweave.runtime.await_result import AwaitResult
+from strideweave.runtime.request import Request
 from strideweave.tensor import Tensor
 from strideweave.tiles.coordinates import NO_ORDINALS
 from strideweave.tiles.plan import RequestPlan, plan_request
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
-    from strideweave.carriers.tiled_evictable.traffic import TileTraffic
     from strideweave.tiles.gather import CompactGeometry
     from strideweave.tiles.ledger import LedgerEntry
 
@@ -72,10 +72,8 @@ def start_projection(
         )
     required = selection.bind(traffic.grid)
     geometry = carrier._geometry(placement, selection)
-    token: object | None = None
     if destination is not None:
         _check_destination(carrier, destination, geometry.size)
-        token = object()
     policy = carrier.residency_policy
     if policy is None:
         plan = RequestPlan(required)
@@ -84,8 +82,7 @@ def start_projection(
         traffic.check_data("project", required)
         plan = plan_request(policy, traffic.grid, required, selection.tile_set, "projection")
     source = _Source(tensor, selection) if tensor.requires_grad and is_grad_enabled() else None
-    work = _Projection(carrier, traffic, plan, geometry, destination, token, source)
-    return _start(work)
+    return _Projection(carrier, plan, geometry, destination=destination, source=source).start()
 
 
 def start_backward_projection(
@@ -107,14 +104,8 @@ def start_backward_projection(
     if policy is not None:
         traffic.check_data("backward", required)
         plan = plan_request(policy, traffic.grid, required, selection.tile_set, "backward")
-    work = _Projection(carrier, traffic, plan, geometry, None, None, None, "backward", keeps=policy is None)
-    return _start(work)
-
-
-def _start(work: _Projection) -> AwaitProjection:
-    """Refuse what the memory limit could never hold; else admit the request and start its task."""
-    work.staging = work.traffic.check_plan(work.kind, work.plan, in_place=work.geometry.contiguous)
-    return work.carrier._scope.start(AwaitProjection(), work.run, enter=work.enter, cleanup=work.leave)
+    work = _Projection(carrier, plan, geometry, kind="backward", keeps=policy is None)
+    return work.start()
 
 
 def _check_destination(carrier: TiledEvictable, destination: Carrier, size: int) -> None:
@@ -160,21 +151,62 @@ def _pull_back(source: Tensor, selection: TileSelection, cotangent: Tensor) -> t
     return (TileContribution(source, selection, cotangent),)
 
 
-@dataclass(slots=True, eq=False)
-class _Projection:
-    """One projection, from its admission through the runtime's loop; it keeps its carrier alive."""
+class _Projection(Request):
+    """One projection, from its admission through the runtime's loop; it keeps its carrier alive.
 
-    carrier: TiledEvictable
-    traffic: TileTraffic
-    plan: RequestPlan
-    geometry: CompactGeometry
-    destination: Carrier | None
-    token: object | None  # owns the destination
-    source: _Source | None  # None: no node
-    kind: str = "project"
-    keeps: bool = False  # leaves residency as it finds it
-    staging: int = 0  # bytes to reserve for tiles that stream
-    entry: LedgerEntry | None = None  # once it is admitted
+    Args:
+        carrier: the tiled carrier.
+        plan: its tiles.
+        geometry: where they go.
+        destination: the caller's, or None.
+        source: what it is differentiated with respect to; None attaches no node.
+        kind: its name, for messages.
+        keeps: whether it leaves residency as it finds it.
+    """
+
+    __slots__ = (
+        "carrier",
+        "destination",
+        "entry",
+        "geometry",
+        "keeps",
+        "kind",
+        "plan",
+        "source",
+        "staging",
+        "token",
+        "traffic",
+    )
+
+    def __init__(
+        self,
+        carrier: TiledEvictable,
+        plan: RequestPlan,
+        geometry: CompactGeometry,
+        *,
+        destination: Carrier | None = None,
+        source: _Source | None = None,
+        kind: str = "project",
+        keeps: bool = False,
+    ) -> None:
+        super().__init__(carrier._scope, AwaitProjection())
+        self.carrier = carrier
+        self.traffic = carrier._traffic
+        self.plan = plan
+        self.geometry = geometry
+        self.destination = destination
+        self.token = None if destination is None else object()
+        self.source = source
+        self.kind = kind
+        self.keeps = keeps
+        self.staging = 0  # bytes to reserve for tiles that stream
+        self.entry: LedgerEntry | None = None  # once it is admitted
+
+    def start(self) -> AwaitProjection:
+        """Refuse what the memory limit could never hold; else admit the request and start its task."""
+        if self.traffic.budget is not None:
+            self.staging = self.traffic.check_plan(self.kind, self.plan, in_place=self.geometry.contiguous)
+        return self.scope.admit(self, cast("AwaitProjection", self.handle))
 
     def enter(self) -> None:
         """Take the destination and the tiles, or raise and take nothing; under the lock."""
@@ -197,19 +229,29 @@ class _Projection:
         if self.destination is not None:
             self.destination._relinquish(self.token)
 
+    def drop(self) -> None:
+        """Let go of what never begins; a task that has begun still works with it."""
+        if not self.begun:
+            del self.carrier, self.traffic, self.plan, self.geometry, self.destination, self.source
+
     def _gather_few(self) -> Tensor | None:
         """Gather a few resident tiles that stay where they are, at once; None where there is more to do."""
-        plan, traffic, required = self.plan, self.traffic, self.plan.required
-        if len(required) * traffic.tile_bytes > INLINE_BYTES or not traffic.has_all(plan):
+        plan, traffic, geometry = self.plan, self.traffic, self.geometry
+        required = plan.required
+        count = len(required)
+        if count * traffic.tile_bytes > INLINE_BYTES or not traffic.has_all(plan):
             return None
         target = self._allocate() if self.destination is None else self._open_destination()
-        if len(required) == 1:  # the smallest request pays for nothing that only several tiles need
-            self.geometry.copy_in(traffic.rows(required), (0,), self._flat(target))
+        compact = self._flat(target)
+        if count > 1:
+            copy_inline(traffic, geometry, required, np.arange(count), compact)
+        elif geometry.contiguous:  # the smallest request pays for nothing that only others need
+            compact[:] = traffic.rows(required)[0]
         else:
-            copy_inline(traffic, self.geometry, required, np.arange(len(required)), self._flat(target))
+            geometry.copy_in(traffic.rows(required), (0,), compact)
         return self._publish(target)
 
-    async def run(self) -> Tensor:
+    async def work(self) -> Tensor:
         """Bring the tiles, gather them, publish the compact Tensor, then let go of the tiles."""
         entry = self.entry
         if entry is None:
@@ -285,7 +327,8 @@ class _Projection:
         return self.traffic.prototype._allocate_result(self.geometry.size)
 
     def _flat(self, carrier: Carrier) -> Flat:
-        return carrier._bytes().view(self.traffic.unit)[: self.geometry.size]
+        size, flat = self.geometry.size, carrier._units(self.traffic.unit)
+        return flat if len(flat) == size else flat[:size]
 
     def _open_destination(self) -> Carrier:
         destination = self.destination
