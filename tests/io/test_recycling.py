@@ -20,18 +20,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strideweave
+from strideweave import CPU, DType
 from strideweave.io import recycling
+from strideweave.io.buffers import aligned_array
 from strideweave.io.recycling import (
     IDLE_SECONDS,
     LENT_SECONDS,
     RecyclingPool,
     size_class,
 )
-from strideweave.runtime.event_loop import process
+from strideweave.runtime.event_loop import current_runtime, process
 from strideweave.runtime.locks import holds_short_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from types import FrameType
 
     from strideweave import TiledEvictable
@@ -425,3 +428,62 @@ def test_the_runtime_gives_back_what_is_idle_without_being_asked(monkeypatch: py
         time.sleep(0.01)
     assert recycling.statistics().returned_bytes >= before + 2 * MIB
     carrier.release()
+
+
+def test_memory_that_is_exchanged_is_held_in_place_of_what_stays() -> None:
+    pool = RecyclingPool(8 * MIB, Clock())
+    kept, given_up = lent(pool, 2 * MIB), aligned_array(2 * MIB)
+    place = address(given_up)
+    pool.exchange(kept, given_up)
+    assert pool.statistics().lent_bytes == 2 * MIB
+    view = given_up[5:]
+    del given_up
+    assert pool.statistics().held_bytes == 0
+    del view
+    assert (pool.statistics().held_bytes, pool.statistics().lent_bytes) == (2 * MIB, 0)
+    assert address(lent(pool, 2 * MIB)) == place != address(kept)
+    del kept
+    assert pool.statistics().held_bytes == 2 * MIB
+
+
+def test_only_private_memory_comes_in_place_of_what_is_lent(tmp_path: Path) -> None:
+    pool = RecyclingPool(8 * MIB, Clock())
+    path = tmp_path / "file"
+    path.write_bytes(bytes(2 * MIB))
+    with path.open("r+b") as file:
+        mapped = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+    kept, before = lent(pool, 2 * MIB), pool.statistics()
+    for other in (mapped, np.zeros(2 * MIB, np.uint8), aligned_array(MIB // 2)):
+        pool.exchange(kept, other)
+    pool.exchange(aligned_array(2 * MIB), aligned_array(2 * MIB))
+    assert pool.statistics() == before
+    del mapped, other
+    assert pool.statistics() == before
+    pool.exchange(kept, lent(pool, 2 * MIB))
+    assert (pool.statistics().held_bytes, pool.statistics().lent_bytes) == (2 * MIB, 0)
+
+
+def test_a_size_that_is_no_class_is_found_again() -> None:
+    pool = RecyclingPool(64 * MIB, Clock())
+    pool.exchange(lent(pool, 17 * MIB), aligned_array(17 * MIB))
+    array = lent(pool, 17 * MIB)
+    assert pool.statistics().reused == 1
+    assert pool.statistics().lent_bytes in (17 * MIB, size_class(17 * MIB))
+    del array
+    assert pool.statistics().lent_bytes == 0
+
+
+def test_a_destination_that_takes_over_leaves_its_memory_to_the_next_result() -> None:
+    """Else a steady loop of projections into one destination would need new memory each time."""
+    current_runtime()  # only where it is up memory is recycled
+    destination = CPU(2 * MIB, dtype=DType.UInt8)
+    reused = recycling.statistics().reused
+    places = set()
+    for value in range(6):
+        result = destination._allocate_result(2 * MIB)
+        result._slots[...] = value
+        assert destination._take_over(result)
+        assert destination.get_value(7) == value
+        places.add(destination._slots.ctypes.data)
+    assert len(places) <= 3
+    assert recycling.statistics().reused >= reused + 4

@@ -17,7 +17,7 @@ from strideweave.carriers.memory import MemoryCarrier
 from strideweave.dtype import DType
 from strideweave.flags import as_flag, as_optional_flag
 from strideweave.io.buffers import HUGE_BYTES, MAPPED_BYTES, aligned_array
-from strideweave.io.recycling import scratch_array
+from strideweave.io.recycling import exchange, scratch_array
 from strideweave.layout.int_tuple import as_integer
 
 if TYPE_CHECKING:
@@ -169,8 +169,12 @@ class CPU(MemoryCarrier):
                     return False
             elif not self._can_allocate():
                 return False
+            former = self._slots.base
             self._slots, self._size, self._owns_memory = other._slots, other._size, True
             self._is_shown = other._is_shown
+        kept = other._slots.base
+        if isinstance(former, np.ndarray) and isinstance(kept, np.ndarray):
+            exchange(kept, former)
         other.release()
         return True
 

@@ -16,6 +16,7 @@ __all__ = [
     "ALIGNMENT",
     "HUGE_BYTES",
     "MAPPED_BYTES",
+    "PrivateMapping",
     "advise_huge",
     "aligned_array",
     "byte_count",
@@ -47,7 +48,11 @@ def byte_count(nbytes: int) -> int:
     return count
 
 
-def map_memory(nbytes: int) -> mmap.mmap:
+class PrivateMapping(mmap.mmap):
+    """Memory of this process alone, which nothing else is kept in."""
+
+
+def map_memory(nbytes: int) -> PrivateMapping:
     """Map zeroed memory of this process alone, with huge pages where it is large.
 
     Args:
@@ -58,7 +63,7 @@ def map_memory(nbytes: int) -> mmap.mmap:
     """
     # Private: a shared anonymous mapping is shared with forked children and does not shrink through madvise.
     try:
-        mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapping = PrivateMapping(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"the system refused {nbytes} bytes of memory: {error.strerror}") from error
     advise_huge(mapping)

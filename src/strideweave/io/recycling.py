@@ -24,6 +24,7 @@ import numpy as np
 
 from strideweave.io.buffers import (
     MAPPED_BYTES,
+    PrivateMapping,
     advise_huge,
     aligned_array,
     byte_count,
@@ -41,7 +42,15 @@ if TYPE_CHECKING:
 
     from strideweave.runtime.event_loop import EventLoop
 
-__all__ = ["RecyclingPool", "RecyclingStatistics", "has_room", "scratch_array", "statistics", "trim"]
+__all__ = [
+    "RecyclingPool",
+    "RecyclingStatistics",
+    "exchange",
+    "has_room",
+    "scratch_array",
+    "statistics",
+    "trim",
+]
 
 SMALLEST_BYTES = 1 << 20
 """Bytes: smaller memory comes from NumPy's allocator, which keeps what was freed for the next array."""
@@ -136,13 +145,15 @@ class RecyclingPool:
         size = size_class(nbytes)
         if holds_short_lock():
             return None
-        lease, token = None, object()
+        token = object()
         try:
             with short_lock:
                 if not self._has_room(size):
                     return None
                 self._lent[token] = size
-                mapping = self._pop(size)
+                mapping = self._pop(nbytes, size)
+                if mapping is not None:
+                    self._lent[token] = size = len(mapping)
                 self._taken += 1
                 self._reused += mapping is not None
                 dropped = self._drop(self._lent_bytes + self._held_bytes - self._limit)
@@ -151,18 +162,47 @@ class RecyclingPool:
                 mapping = self._map(size)
             else:
                 advise_huge(mapping)  # pages that were given back out of its middle ended that advice
-            array = np.frombuffer(mapping, np.uint8, nbytes)
-            lease = _Lease(array, self._ended.append)
-            lease.mapping, lease.since, lease.token = mapping, self._clock(), token
+            array, now = np.frombuffer(mapping, np.uint8, nbytes), self._clock()
             with short_lock:
-                self._leases[id(lease)] = lease
+                self._lend(array, mapping, now, token)
             self._watch()
         except BaseException:  # no memory, or Ctrl-C: nobody has the array
             with short_lock:
-                self._leases.pop(id(lease), None)
+                for key in [key for key, lease in self._leases.items() if lease.token is token]:
+                    del self._leases[key]
                 self._lent.pop(token, None)
             raise
         return array
+
+    def exchange(self, kept: NDArray[np.uint8], given: NDArray[np.uint8]) -> None:
+        """Leave lent memory to who keeps it, and hold other memory in its place, once its last view dies.
+
+        Nothing changes where the first is not lent, or the second not of ``map_memory``.
+
+        Args:
+            kept: an array as ``take`` gave it.
+            given: the root array of a mapping.
+        """
+        memory: object = given.base
+        mapping: object = memory.obj if isinstance(memory, memoryview) else None
+        now = self._clock()
+        if not isinstance(mapping, PrivateMapping) or len(mapping) < SMALLEST_BYTES or holds_short_lock():
+            return
+        with short_lock:
+            lease = self._lease_of(kept)
+            if self._closed or lease is None:
+                return
+            self._lent.pop(lease.token, None)
+            del self._leases[id(lease)]
+            if self._lease_of(given) is None:
+                self._lend(given, mapping, now, object())
+
+    def _lend(self, array: NDArray[np.uint8], mapping: mmap.mmap, now: float, token: object) -> None:
+        """Count a mapping as lent until its root array dies; under the lock."""
+        lease = _Lease(array, self._ended.append)
+        lease.mapping, lease.since, lease.token = mapping, now, token
+        self._lent[token] = len(mapping)
+        self._leases[id(lease)] = lease
 
     def has_room(self, nbytes: int) -> bool:
         """Tell whether ``take`` would lend so much now."""
@@ -255,11 +295,16 @@ class RecyclingPool:
             self._held[size].append((now, lease.mapping))
         self._ended.extend(again)
 
-    def _pop(self, size: int) -> mmap.mmap | None:
-        idle = self._held[size]
-        if not idle:
-            return None
-        return idle.pop()[1]
+    def _pop(self, least: int, most: int) -> mmap.mmap | None:
+        """Take the smallest mapping of that size at least and at most; under the lock."""
+        size = min(
+            [size for size, idle in self._held.items() if idle and least <= size <= most], default=None
+        )
+        return None if size is None else self._held[size].pop()[1]
+
+    def _lease_of(self, array: NDArray[np.uint8]) -> _Lease | None:
+        leases = [ref for ref in weakref.getweakrefs(array) if isinstance(ref, _Lease)]
+        return next((lease for lease in leases if id(lease) in self._leases), None)
 
     def _drop(self, nbytes: int) -> list[mmap.mmap]:
         """Let go of so many held bytes, idle longest first; under the lock. The caller unmaps them."""
@@ -352,6 +397,21 @@ def has_room(nbytes: int) -> bool:
     """Tell whether ``scratch_array`` would give recycled memory of that size, which goes back when it dies."""
     pool = _pool_of(process.runtime)
     return pool is not None and nbytes >= SMALLEST_BYTES and pool.has_room(nbytes)
+
+
+def exchange(kept: NDArray[np.uint8], given: NDArray[np.uint8]) -> None:
+    """Have the memory of one array recycled instead of that of another, which comes from ``scratch_array`` and stays.
+
+    Whoever writes to new memory and then puts it in the place of old has the old for the next time, and not none
+    of both.
+
+    Args:
+        kept: the root array of memory that stays in use.
+        given: the root array of memory that is used no more; other views of it may live on for a while.
+    """
+    pool = process.find_service(RecyclingPool)
+    if pool is not None:
+        pool.exchange(kept, given)
 
 
 def statistics() -> RecyclingStatistics:

@@ -101,9 +101,9 @@ def test_the_next_batch_is_under_way_beside_the_first_whose_end_a_failure_waits_
             seen.append("filled")
 
     second = anyio.Event()
-    with registered_move_operation(FileBacked, CPU, SecondFails, replace=True):
-        with pytest.raises(OSError, match="second batch"):
-            model.project(*range(8)).wait()
+    failing = registered_move_operation(FileBacked, CPU, SecondFails, replace=True)
+    with failing, pytest.raises(OSError, match="second batch"):
+        model.project(*range(8)).wait()
     assert seen == [3, 3, "filled"]
     assert model.snapshot() == before
     assert model.at_rest()
@@ -117,9 +117,9 @@ def test_a_batch_that_ends_as_cancelled_is_no_success(make_model):
         async def transfer(self, transfers):
             raise asyncio.CancelledError
 
-    with registered_move_operation(FileBacked, CPU, Cancelled, replace=True):
-        with pytest.raises(RuntimeError, match="ended by CancelledError"):
-            model.project(*range(8)).wait()
+    ending = registered_move_operation(FileBacked, CPU, Cancelled, replace=True)
+    with ending, pytest.raises(RuntimeError, match="ended by CancelledError"):
+        model.project(*range(8)).wait()
     assert model.at_rest()
 
 
