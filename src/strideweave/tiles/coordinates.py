@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -86,6 +85,8 @@ def to_integers(values: Any, name: str) -> tuple[int, ...]:
     Raises:
         TypeError: it is not a finite iterable, or an entry is not an integer (booleans are not).
     """
+    if isinstance(values, np.ndarray) and values.ndim == 1:
+        values = values.tolist()  # plain integers, as ``iterate`` makes them
     integers = tuple(values if isinstance(values, (list, tuple)) else iterate(values, name))
     if set(map(type, integers)) <= {int}:  # the common case, without a Python call per entry
         return integers
@@ -172,12 +173,14 @@ def bind_product(axes: Sequence[Axis], grid: TileGrid, what: str) -> NDArray[np.
     """
     extents = grid.grid_shape
     _check_rank(len(axes), extents, what)
+    count = 1
     for number, axis in enumerate(axes):
         # A range is asked for its ends, never walked.
         highest = max(axis[0], axis[-1]) if isinstance(axis, range) else max(axis)
         if highest >= extents[number]:
             raise ValueError(f"{what} asks for tile {highest} on axis {number} of the grid {tuple(extents)}")
-    if math.prod(map(len, axes)) <= _FEW_TILES:
+        count *= len(axis)
+    if count <= _FEW_TILES:
         return read_only(np.array(_few_ordinals(axes, extents), np.int64))
     return read_only(_many_ordinals(axes, extents))
 

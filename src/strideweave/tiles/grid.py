@@ -89,6 +89,11 @@ class TileGrid:
         return len(self.grid_shape)
 
     @cached_property
+    def full_axes(self) -> tuple[range, ...]:
+        """The tile coordinates along each axis."""
+        return tuple(map(range, self.grid_shape))
+
+    @cached_property
     def tile_count(self) -> int:
         """The number of tiles."""
         return prod(self.grid_shape)

@@ -8,7 +8,7 @@ costs. Inside the library tiles travel as ordinals (`bind`): read-only NumPy arr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
@@ -76,8 +76,36 @@ class TileSelection(Immutable):
             raise ValueError("TileSelection needs at least one axis, per_axis is empty")
         for number, axis in enumerate(axes):
             check_axis(axis, number)
-        counts = tuple(map(len, axes))
-        self._set(_axes=axes, _counts=counts, _bound=None, _coordinates=None, _per_axis=None, _tile_set=None)
+        self._fill(axes)
+
+    @classmethod
+    def _of_grid(cls, grid: TileGrid, named: Mapping[int, Iterable[SupportsIndex]]) -> TileSelection:
+        """Make a selection of some axes of a grid, every other one full, bound to it; errors as the constructor's.
+
+        Args:
+            grid: the grid.
+            named: the tile coordinates of some of its axes.
+
+        Raises:
+            ValueError: a coordinate is out of the grid's range.
+        """
+        axes: list[Axis] = list(grid.full_axes)
+        for number, values in named.items():
+            axes[number] = axis = to_axis(values, number)
+            check_axis(axis, number)
+        selection = cls.__new__(cls)
+        selection._fill(tuple(axes))
+        selection.bind(grid)
+        return selection
+
+    def _fill(self, axes: tuple[Axis, ...]) -> None:
+        put = object.__setattr__
+        put(self, "_axes", axes)
+        put(self, "_counts", tuple(map(len, axes)))
+        put(self, "_bound", None)
+        put(self, "_coordinates", None)
+        put(self, "_per_axis", None)
+        put(self, "_tile_set", None)
 
     @property
     def per_axis(self) -> tuple[tuple[int, ...], ...]:
@@ -127,7 +155,7 @@ class TileSelection(Immutable):
         bound = self._bound
         if bound is None or (bound[0] is not grid and bound[0] != grid):
             bound = (grid, bind_product(self._axes, grid, "TileSelection"))
-            self._set(_bound=bound)
+            object.__setattr__(self, "_bound", bound)
         return bound[1]
 
     def __len__(self) -> int:
@@ -205,7 +233,11 @@ class TileSet(Immutable):
         cls, axes: tuple[Axis, ...] | None, bound: tuple[TileGrid, NDArray[np.int64]] | None, count: int
     ) -> TileSet:
         tiles = cls.__new__(cls)
-        tiles._set(_axes=axes, _bound=bound, _coordinates=None if count else (), _count=count)
+        put = object.__setattr__
+        put(tiles, "_axes", axes)
+        put(tiles, "_bound", bound)
+        put(tiles, "_coordinates", None if count else ())
+        put(tiles, "_count", count)
         return tiles
 
     @property

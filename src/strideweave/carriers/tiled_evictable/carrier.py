@@ -246,20 +246,19 @@ class TiledEvictable(DependentCarrier):
             ValueError: an axis is out of range, or its coordinates are empty, repeated or out of range.
         """
         grid = self._traffic.grid
-        if not isinstance(axes, Mapping):
+        if not isinstance(
+            axes, (dict, Mapping)
+        ):  # the usual class first: asking an abstract one takes longer
             raise TypeError(
                 f"axes must be a mapping such as {{0: [7, 2, 19]}}, tiles for each named axis; "
                 f"found {type(axes).__name__}"
             )
+        rank = len(grid.grid_shape)
         named = {as_integer(axis, "an axis"): coordinates for axis, coordinates in axes.items()}
         for axis in named:
-            if not 0 <= axis < grid.rank:
-                raise ValueError(f"axis {axis} is not in the grid {grid.grid_shape} of rank {grid.rank}")
-        selection = TileSelection(
-            [named.get(axis, range(extent)) for axis, extent in enumerate(grid.grid_shape)]
-        )
-        selection.bind(grid)
-        return selection
+            if not 0 <= axis < rank:
+                raise ValueError(f"axis {axis} is not in the grid {grid.grid_shape} of rank {rank}")
+        return TileSelection._of_grid(grid, named)
 
     def promote_async(self, tiles: TileSet | TileSelection) -> AwaitResidency:
         """Start making every tile of a set primary, all of them or none.
