@@ -53,6 +53,17 @@ def test_a_batch_is_handed_over_and_answered(ring):
     assert len(ring.reap()) == 0
 
 
+def test_entries_and_completions_go_round_the_ends_of_their_rings(ring):
+    names = []
+    for turn in range(8):  # of 5: they lie across the end of both rings more than once
+        ring.prepare(entries(5, 5 * turn))
+        assert ring.enter(5)
+        assert ring.answered == 5
+        names += ring.reap()["user_data"].tolist()
+        assert ring.answered == 0
+    assert sorted(names) == list(range(40))
+
+
 def test_places_are_used_again_and_nothing_of_the_last_entry_stays(ring, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(bytes(range(256)))
@@ -97,7 +108,7 @@ def test_completions_that_the_kernel_held_back_are_asked_for(ring):
         ring.prepare(entries(8, 8 * turn))
         ring.enter()
         count += 8
-    assert ring._is_overflown()
+    assert ring.is_overflown
     ring.in_flight = count
     found = []
     while len(some := ring.reap()):

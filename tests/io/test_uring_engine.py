@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from strideweave.io.engine import default_engine, make_engine
 from strideweave.io.files import OpenFile
 from strideweave.io.positioned import FileSpan
 from strideweave.io.uring import Ring, why_unavailable
-from strideweave.io.uring_batch import PIECE_BYTES
+from strideweave.io.uring_batch import COLLECTED_BYTES, PIECE_BYTES
 from strideweave.io.uring_engine import UringEngine
 
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=f"no io_uring: {why_unavailable()}")
@@ -368,6 +369,75 @@ def test_a_file_has_no_more_operations_under_way_than_its_queue_depth(
     check(spans)
     assert ring.answers > len(spans)  # those that moved half were handed over again
     assert min(most, 16) <= max(under_way) <= most
+
+
+@pytest.fixture
+def idle_engine(big):
+    """An engine with nothing at the device, and what makes batches for it that are said to be there."""
+    engine = UringEngine()
+
+    def under_way(slot, operations, handed_over):
+        batch = uring_batch.Batch.moving(tiles_of(big, range(0, 2 * operations, 2), 4096), writing=False)
+        batch.begin(slot)
+        batch.prepare(SimpleNamespace(prepare=lambda entries: None), handed_over, MIB)
+        engine._batches[slot] = batch
+        return batch
+
+    yield engine, under_way
+    engine._batches.clear()
+    engine.close()
+
+
+def test_answers_are_left_until_they_may_be_all_of_some_batch(idle_engine):
+    engine, under_way = idle_engine
+    assert not engine._is_enough(0)
+    under_way(0, 8, 8)
+    assert [engine._is_enough(answers) for answers in (0, 7, 8)] == [False, False, True]
+    small = under_way(1, 3, 3)
+    assert [engine._is_enough(answers) for answers in (2, 3)] == [False, True]
+    small.answer(np.arange(3), np.full(3, 4096))
+    del engine._batches[1]
+    assert not engine._is_enough(3)
+
+
+def test_answers_are_taken_early_where_more_is_to_be_handed_over_or_many_wait(idle_engine):
+    engine, under_way = idle_engine
+    under_way(0, 64, 40)
+    assert [engine._is_enough(answers) for answers in (9, 10)] == [False, True]
+    for slot in range(1, uring_engine.FEW_BATCHES + 1):
+        under_way(slot, 8, 8)
+    assert [engine._is_enough(answers) for answers in (0, 1)] == [False, True]
+
+
+def test_answers_are_taken_as_they_come_where_the_ring_had_no_room(idle_engine):
+    engine, under_way = idle_engine
+    engine._waiting.append(under_way(0, 64, 64))
+    assert [engine._is_enough(answers) for answers in (0, 1)] == [False, True]
+    engine._waiting.clear()
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "calls"),
+    [
+        (4096, [16, 48]),
+        (COLLECTED_BYTES, [32, 32]),
+    ],
+)
+def test_an_idle_device_gets_the_first_of_many_small_operations_at_once(big, monkeypatch, nbytes, calls):
+    engine = UringEngine()
+    engine._read_cached = lambda spans: 0
+    handed_over = []
+    spans = [FileSpan(big, 0, np.zeros(nbytes, np.uint8)) for _ in range(64)]
+    prepare = engine._ring.prepare
+
+    def note(entries):
+        handed_over.append(len(entries))
+        prepare(entries)
+
+    monkeypatch.setattr(engine._ring, "prepare", note)
+    run(engine, spans)
+    assert handed_over == calls
+    engine.close()
 
 
 def test_a_large_batch_leaves_turns_to_the_other_tasks_of_its_loop(big, monkeypatch):

@@ -202,7 +202,11 @@ class Ring:
         if count > self.room:
             raise ValueError(f"{count} entries for a ring with room for {self.room}")
         tail = int(self._sq_tail[0])
-        self._submissions[np.arange(tail, tail + count) & (self._entries - 1)] = entries
+        first = tail & (self._entries - 1)
+        if first + count <= self._entries:
+            self._submissions[first : first + count] = entries
+        else:
+            self._submissions[np.arange(tail, tail + count) & (self._entries - 1)] = entries
         self._sq_tail[0] = (tail + count) & 0xFFFFFFFF  # only now may the kernel look at them
         self.in_flight += count
 
@@ -216,7 +220,7 @@ class Ring:
         Raises:
             OSError: the kernel refused for another reason; entries it did not take stay prepared.
         """
-        flags = _ENTER_GETEVENTS if wait or self._is_overflown() else 0
+        flags = _ENTER_GETEVENTS if wait or self.is_overflown else 0
         try:
             _call(_ENTER, self.fd, self.queued, wait, flags, None, 0)
         except OSError as error:
@@ -233,14 +237,23 @@ class Ring:
         self.in_flight -= count
         return names
 
+    @property
+    def answered(self) -> int:
+        """How many completions have come that ``reap`` has not taken, as far as the ring has room for them."""
+        return (int(self._cq_tail[0]) - int(self._cq_head[0])) & 0xFFFFFFFF
+
     def reap(self) -> NDArray[Any]:
         """Take the completions that have come, as records of ``COMPLETION``; possibly none."""
-        if self._is_overflown():
+        if self.is_overflown:
             self.enter()
-        head, tail = int(self._cq_head[0]), int(self._cq_tail[0])
-        count = (tail - head) & 0xFFFFFFFF
-        found: NDArray[Any] = self._completions[np.arange(head, head + count) & (self._depth - 1)]
-        self._cq_head[0] = tail
+        head, count = int(self._cq_head[0]), self.answered
+        first = head & (self._depth - 1)
+        found: NDArray[Any]
+        if first + count <= self._depth:
+            found = self._completions[first : first + count].copy()
+        else:
+            found = self._completions[np.arange(head, head + count) & (self._depth - 1)]
+        self._cq_head[0] = (head + count) & 0xFFFFFFFF
         self.in_flight -= count
         return found
 
@@ -251,7 +264,9 @@ class Ring:
         except BlockingIOError:
             return
 
-    def _is_overflown(self) -> bool:
+    @property
+    def is_overflown(self) -> bool:
+        """Whether the kernel holds completions back; ``reap`` asks for them."""
         return bool(self._sq_flags[0] & _SQ_CQ_OVERFLOW)
 
     def close(self) -> None:

@@ -34,7 +34,10 @@ ASYNC_BYTES = 1 << 20
 """Bytes from which on an operation through the page cache goes to a kernel thread at once, so that several processors
 copy. Smaller ones are copied inside the system call: a thread's wake-up and its own event would take longer."""
 
-SLOT_BITS = np.uint64(32)
+COLLECTED_BYTES = 128 << 10
+"""Smaller requests the kernel keeps back until it has 32 of them, or the system call ends that handed them over."""
+
+SLOT_BITS = 32
 """Where the name of an operation has its batch; below that is its place in the batch."""
 
 _MOST_NOTES = 8  # an error mentions so many others of its batch
@@ -55,27 +58,30 @@ class Batch:
         opcode: ``READ``, ``WRITE`` or ``PERSIST``.
 
     Attributes:
-        slot: the name of the batch in the ring.
         left: operations that have neither succeeded nor failed.
     """
 
     def __init__(
         self, files: Sequence[OpenFile], held: Sequence[HeldDescriptor], columns: Columns, opcode: int
     ) -> None:
-        self.slot = 0
         self._opcode = opcode
         self._files = files
         self._held = held  # keeps the descriptors open
         self._spans: Sequence[FileSpan] = ()  # keeps the buffers alive
-        self._fds, self._offsets, self._addresses, self._lengths = columns.T.copy()
-        self._is_direct: NDArray[np.bool_] = np.zeros(len(columns), np.bool_)
-        self._starts = self._offsets.copy()
-        self._wanted = self._lengths.copy()
+        self._columns = columns  # as asked for; what is left of each operation stands in its entry
+        self.left = count = len(columns)
+        self._entries = np.zeros(count, SUBMISSION)
+        self._entries["opcode"] = opcode
+        self._entries["fd"], self._entries["offset"] = columns[:, 0], columns[:, 1]
+        self._entries["address"], self._entries["length"] = columns[:, 2], columns[:, 3]
+        self._lengths = self._entries["length"]
+        self._is_direct = np.zeros(count, np.bool_)
+        self._largest = int(columns[:, 3].max(initial=0))
+        self._largest_copy = 0  # bytes of an operation through the page cache, at most
         self._calls = 0
         self._under_way = 0
         depths = [file.queue_depth for file in files if file.queue_depth is not None]
-        self._most = min([len(self._lengths), *depths])  # operations under way at once
-        self.left = len(self._lengths)
+        self._most = min([count, *depths])  # operations under way at once
         self._fresh = 0  # the first operation that was never handed over
         self._again: list[int] = []
         self._errors: list[BaseException] = []
@@ -93,29 +99,59 @@ class Batch:
         columns = _block_columns(spans, numbers) if isinstance(spans, SpanBatch) else _columns(spans, numbers)
         batch = cls(files, held, _cut(_merged(columns)), WRITE if writing else READ)
         batch._spans = spans
-        batch._choose_direct()
+        batch._choose_ways()
         return batch
 
     @classmethod
     def persisting(cls, file: OpenFile) -> Self:
         """The operation that makes what was written to a file durable; it moves no bytes, so all of them at once."""
         held = file.descriptor()
-        return cls([file], [held], np.array([[held.number, 0, 0, 0]], np.int64), PERSIST)
+        batch = cls([file], [held], np.array([[held.number, 0, 0, 0]], np.int64), PERSIST)
+        batch._entries["rw_flags"] = DATA_ONLY
+        return batch
 
-    def _choose_direct(self) -> None:
-        """Send past the page cache what is aligned, of files that allow it."""
+    def _choose_ways(self) -> None:
+        """Send past the page cache what is aligned, of files that allow it, and large copies to kernel threads."""
+        entries = self._entries
+        alike = (
+            len(self._files) == 1 and not np.bitwise_or.reduce(self._columns[:, 1:], axis=None) % ALIGNMENT
+        )
         for file, held in zip(self._files, self._held, strict=True):
             direct = file.direct_number(held, writing=self._opcode == WRITE)
+            if direct >= 0 and alike:  # nearly always; then nothing goes through the page cache
+                entries["fd"] = direct
+                self._is_direct.fill(True)
+                return
             if direct >= 0:
-                places = self._offsets | self._addresses | self._lengths
-                aligned = (self._fds == held.number) & (places % ALIGNMENT == 0)
-                self._fds[aligned] = direct
+                fds, offsets, addresses, lengths = self._columns.T
+                aligned = (fds == held.number) & ((offsets | addresses | lengths) % ALIGNMENT == 0)
+                entries["fd"][aligned] = direct
                 self._is_direct |= aligned
+        cached = self._lengths[~self._is_direct]
+        self._largest_copy = int(cached.max(initial=0))
+        if self._largest_copy >= ASYNC_BYTES:
+            entries["flags"] = np.where(~self._is_direct & (self._lengths >= ASYNC_BYTES), ASYNC, 0)
+
+    def begin(self, slot: int) -> None:
+        """Take a name in the ring; before anything is handed over."""
+        first = slot << SLOT_BITS
+        self._entries["user_data"] = np.arange(first, first + self.left, dtype=np.uint64)
 
     @property
     def is_ready(self) -> bool:
         """Whether operations are to be handed over now, for the first time or again."""
         return self._under_way < self._most and (self._fresh < len(self._lengths) or bool(self._again))
+
+    @property
+    def is_small(self) -> bool:
+        """Whether its operations are such that the kernel collects several before it tells the device of them."""
+        return self._opcode != PERSIST and self._largest < COLLECTED_BYTES
+
+    @property
+    def awaited(self) -> int:
+        """After how many answers there is something to do for it: to end it, or to hand over more."""
+        more = self._fresh < len(self._lengths)
+        return max(1, self._under_way // 4) if more else self._under_way
 
     def prepare(self, ring: Ring, room: int, most_bytes: int) -> int:
         """Put up to ``room`` operations of up to ``most_bytes``, but one at least, into the ring.
@@ -124,56 +160,60 @@ class Batch:
             How many bytes the system call that hands them over may copy.
         """
         room = min(room, self._most - self._under_way)
-        repeats = bool(self._again)
-        if repeats:
+        if self._again:
             places = np.array(self._again[:room], np.int64)
             del self._again[:room]
+            entries = self._entries[places]
+            # What is tried again costs a turn in any case: an operation may be answered EAGAIN for long.
+            copied = int(self._lengths[places].sum())
         else:
-            sizes = np.cumsum(self._lengths[self._fresh : self._fresh + room])
-            count = max(1, int(np.searchsorted(sizes, most_bytes, "right")))
-            places = np.arange(self._fresh, min(self._fresh + count, len(self._lengths)))
-            self._fresh += len(places)
-        self._calls += len(places)
-        self._under_way += len(places)
-        lengths = self._lengths[places]
-        entries = np.zeros(len(places), SUBMISSION)
-        entries["opcode"] = self._opcode
-        direct, large = self._is_direct[places], lengths >= ASYNC_BYTES
-        entries["flags"] = np.where(large & ~direct, ASYNC, 0)
-        entries["fd"] = self._fds[places]
-        entries["offset"] = self._offsets[places]
-        entries["address"] = self._addresses[places]
-        entries["length"] = lengths
-        entries["rw_flags"] = DATA_ONLY if self._opcode == PERSIST else 0
-        entries["user_data"] = (np.uint64(self.slot) << SLOT_BITS) | places.astype(np.uint64)
+            entries = self._entries[self._fresh : self._fresh + room]
+            if len(entries) * self._largest > most_bytes:
+                sizes = np.cumsum(entries["length"])
+                entries = entries[: max(1, int(np.searchsorted(sizes, most_bytes, "right")))]
+            copied = self._copied(self._fresh, self._fresh + len(entries)) if self._largest_copy else 0
+            self._fresh += len(entries)
+        self._calls += len(entries)
+        self._under_way += len(entries)
         ring.prepare(entries)
-        # What is tried again costs a turn in any case: an operation may be answered EAGAIN for long.
-        return int(lengths.sum() if repeats else lengths[~(direct | large)].sum())
+        return copied
 
-    def answer(self, places: NDArray[np.int64], results: NDArray[np.int64]) -> None:
+    def _copied(self, start: int, stop: int) -> int:
+        """Bytes that the system call copies which hands over a run of operations."""
+        lengths = self._lengths[start:stop]
+        elsewhere = self._is_direct[start:stop] | (lengths >= ASYNC_BYTES)
+        return int(lengths[~elsewhere].sum())
+
+    def answer(self, places: NDArray[np.integer], results: NDArray[np.int32]) -> None:
         """Note what became of operations: bytes moved, or a negative error number."""
         self._under_way -= len(places)
         done = results == self._lengths[places]
-        self.left -= int(np.count_nonzero(done))
-        self._lengths[places[done]] = 0
-        if not done.all():
+        if done.all():
+            self.left -= len(places)
+            self._lengths[places] = 0
+        else:
+            self.left -= int(np.count_nonzero(done))
+            self._lengths[places[done]] = 0
             for place, result in zip(places[~done].tolist(), results[~done].tolist(), strict=True):
                 self._resume(place, result)
         self._wake()
 
     def _resume(self, place: int, result: int) -> None:
         """Go on where an operation stopped, unless it cannot or another one has failed."""
+        entry = self._entries[place]
         direct = bool(self._is_direct[place])
         if direct:  # the rest may be aligned no longer, or this device wants more than others
-            number = next(held.number for held in self._held if held.direct == self._fds[place])
-            self._fds[place], self._is_direct[place] = number, False
+            entry["fd"] = next(held.number for held in self._held if held.direct == entry["fd"])
+            self._is_direct[place] = False
+            self._largest_copy = max(self._largest_copy, int(entry["length"]))
         if result > 0:
-            self._offsets[place] += result
-            self._addresses[place] += result
-            self._lengths[place] -= result
+            entry["offset"] += np.uint64(result)
+            entry["address"] += np.uint64(result)
+            entry["length"] -= np.uint32(result)
         elif -result not in _AGAIN and not (direct and result == -errno.EINVAL):
             self.give_up(self._failure(place, result), 1)
             return
+        entry["flags"] = ASYNC if entry["length"] >= ASYNC_BYTES else 0
         if self._errors:
             self.left -= 1
         else:
@@ -188,6 +228,11 @@ class Batch:
         self._fresh = len(self._lengths)
         self._again.clear()
         self._wake()
+
+    def take_back(self, error: BaseException) -> None:
+        """End an operation that was handed over and that the kernel has not taken."""
+        self._under_way -= 1
+        self.give_up(error, 1)
 
     def abandon(self, error: BaseException) -> None:
         """End everything that was not handed over."""
@@ -215,13 +260,16 @@ class Batch:
 
     def count(self) -> None:
         """Add the system's work to the statistics of the files."""
-        moved = self._wanted - self._lengths
+        if len(self._files) == 1:
+            moved = int(self._columns[:, 3].sum())
+            if self._errors:
+                moved -= int(self._lengths.sum())
+            self._count(self._files[0], self._calls, moved)
+            return
+        moved_by = self._columns[:, 3] - self._lengths
         for file, held in zip(self._files, self._held, strict=True):
-            if len(self._files) == 1:
-                self._count(file, self._calls, int(moved.sum()))
-                return
-            mine = np.isin(self._fds, (held.number, held.direct))
-            self._count(file, int(np.count_nonzero(mine)), int(moved[mine].sum()))
+            mine = np.isin(self._entries["fd"], (held.number, held.direct))
+            self._count(file, int(np.count_nonzero(mine)), int(moved_by[mine].sum()))
 
     def _count(self, file: OpenFile, calls: int, moved: int) -> None:
         if self._opcode == PERSIST:
@@ -236,14 +284,9 @@ class Batch:
         raise_first(self._errors)
 
     def _failure(self, place: int, result: int) -> BaseException:
-        number = int(self._fds[place])
-        offset = int(self._starts[place])
-        wanted, got = int(self._wanted[place]), int(self._wanted[place] - self._lengths[place])
-        file = next(
-            file
-            for file, held in zip(self._files, self._held, strict=True)
-            if number in (held.number, held.direct)
-        )
+        number, offset, _, wanted = self._columns[place].tolist()
+        got = wanted - int(self._lengths[place])
+        file = next(file for file, held in zip(self._files, self._held, strict=True) if number == held.number)
         if self._opcode == PERSIST:
             return file.not_persistent(-result)
         writing = self._opcode == WRITE
@@ -285,14 +328,11 @@ def _block_columns(batch: SpanBatch, numbers: Mapping[OpenFile, int]) -> Columns
 def _merged(columns: Columns) -> Columns:
     """Join spans that follow each other in the file and in memory."""
     fds, offsets, addresses, lengths = columns.T
-    breaks = (
-        (fds[1:] != fds[:-1])
-        | (offsets[1:] != offsets[:-1] + lengths[:-1])
-        | (addresses[1:] != addresses[:-1] + lengths[:-1])
-    )
-    first = np.flatnonzero(np.append(True, breaks))
-    if len(first) == len(columns):
+    follows = offsets[1:] == offsets[:-1] + lengths[:-1]
+    if not follows.any():
         return columns
+    follows &= (fds[1:] == fds[:-1]) & (addresses[1:] == addresses[:-1] + lengths[:-1])
+    first = np.flatnonzero(np.append(True, ~follows))
     merged = columns[first]
     merged[:, 3] = np.add.reduceat(lengths, first)
     return merged
@@ -301,9 +341,9 @@ def _merged(columns: Columns) -> Columns:
 def _cut(columns: Columns) -> Columns:
     """Cut operations into pieces of ``PIECE_BYTES``."""
     lengths = columns[:, 3]
-    pieces = -(-lengths // PIECE_BYTES)
-    if not len(columns) or pieces.max() == 1:
+    if lengths.max(initial=0) <= PIECE_BYTES:
         return columns
+    pieces = -(-lengths // PIECE_BYTES)
     cut = np.repeat(columns, pieces, axis=0)
     ends = np.cumsum(pieces)
     skipped = (np.arange(ends[-1]) - np.repeat(ends - pieces, pieces)) * PIECE_BYTES

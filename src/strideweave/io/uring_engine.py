@@ -13,6 +13,7 @@ import ctypes
 import errno
 import os
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -28,7 +29,7 @@ from strideweave.io.positioned import (
 )
 from strideweave.io.statistics import EngineTally
 from strideweave.io.uring import Ring
-from strideweave.io.uring_batch import SLOT_BITS, Batch, RefusedError
+from strideweave.io.uring_batch import Batch, RefusedError
 from strideweave.runtime.workers import WorkerPool
 
 if TYPE_CHECKING:
@@ -48,6 +49,14 @@ QUEUE_DEPTH = 128
 TURN_BYTES = 4 << 20
 """Bytes that may be copied inside system calls before the loop's other tasks get a turn."""
 
+FIRST_OPERATIONS = 16
+"""Operations that a ring with nothing under way is given by a system call of their own: the kernel would show the
+device the first of many small ones only once it has collected 32, and the device would have nothing to do meanwhile."""
+
+FEW_BATCHES = 4
+"""With more under way, answers are taken as they come: some batch has all of its own before long."""
+
+_NAME = np.dtype([("place", np.uint32), ("slot", np.uint32)])  # of an operation, as it lies in memory
 _RETRY_SECONDS = 0.001  # after the kernel was short of memory, with nothing under way that could tell of more
 
 
@@ -170,17 +179,22 @@ class UringEngine:
         self._attach()
         slot = self._next_slot
         self._next_slot = (slot + 1) & 0xFFFFFFFF
-        batch.slot = slot
+        batch.begin(slot)
         self._batches[slot] = batch
         self._waiting.append(batch)
         self._submit()
         interrupted: asyncio.CancelledError | None = None
-        with anyio.CancelScope(shield=True):
-            while batch.left:
-                try:
-                    await batch.wait()
-                except asyncio.CancelledError as cancellation:  # past anyio's shield; the kernel goes on
-                    interrupted = cancellation
+        if batch.left:
+            try:
+                await batch.wait()
+            except asyncio.CancelledError as cancellation:  # the kernel goes on
+                interrupted = cancellation
+        if batch.left:
+            # Not before: a scope takes its time, and few requests are cancelled.
+            with anyio.CancelScope(shield=True):
+                while batch.left:
+                    with suppress(asyncio.CancelledError):  # one past anyio's shield
+                        await batch.wait()
         del self._batches[slot]
         batch.count()
         if interrupted is not None:
@@ -214,19 +228,32 @@ class UringEngine:
             self._submit()
 
     def _reap(self) -> None:
-        while len(found := self._ring.reap()):
-            slots = (found["user_data"] >> SLOT_BITS).astype(np.int64)
-            places = (found["user_data"] & np.uint64(0xFFFFFFFF)).astype(np.int64)
-            results = found["result"].astype(np.int64)
+        """Take the answers that have come, once they are enough for something to be done."""
+        while self._is_enough(self._ring.answered):
+            found = self._ring.reap()
+            if not len(found):
+                return
+            places, slots = found["user_data"].view(_NAME)["place"], found["user_data"].view(_NAME)["slot"]
             first = int(slots[0])
             if (slots == first).all():
-                self._answer(first, places, results)
+                self._answer(first, places, found["result"])
             else:
                 for slot in np.unique(slots).tolist():
                     mine = slots == slot
-                    self._answer(slot, places[mine], results[mine])
+                    self._answer(slot, places[mine], found["result"][mine])
 
-    def _answer(self, slot: int, places: NDArray[np.int64], results: NDArray[np.int64]) -> None:
+    def _is_enough(self, answered: int) -> bool:
+        """Whether some batch may have all the answers that it waits for.
+
+        Each completion wakes the loop, and most of one batch alone would find that nothing can be done yet.
+        """
+        if not answered:
+            return self._ring.is_overflown
+        if self._waiting or len(self._batches) > FEW_BATCHES or answered == self._ring.in_flight:
+            return True
+        return any(batch.awaited <= answered for batch in self._batches.values()) or self._ring.is_overflown
+
+    def _answer(self, slot: int, places: NDArray[np.uint32], results: NDArray[np.int32]) -> None:
         batch = self._batches[slot]
         waiting = batch.is_ready
         batch.answer(places, results)
@@ -236,12 +263,16 @@ class UringEngine:
     def _submit(self) -> None:
         """Hand over as much as the ring has room for, batch by batch."""
         ring, turn = self._ring, TURN_BYTES
+        idle = not ring.in_flight
         try:
             while self._waiting and (room := ring.room):
                 if turn <= 0:
                     self._go_on_soon()
                     return
                 batch = self._waiting[0]
+                if idle and batch.is_small:
+                    room = min(room, FIRST_OPERATIONS)
+                idle = False
                 turn -= batch.prepare(ring, room, turn)
                 if not batch.is_ready:
                     self._waiting.popleft()
@@ -276,7 +307,7 @@ class UringEngine:
         refusals: dict[Batch, OSError] = {}  # each batch has one of its own: its task raises it
         for name in self._ring.withdraw().tolist():
             batch = self._batches[name >> 32]
-            batch.give_up(refusals.setdefault(batch, batch.refusal(error)), 1)
+            batch.take_back(refusals.setdefault(batch, batch.refusal(error)))
         while self._waiting:
             batch = self._waiting.popleft()
             batch.abandon(refusals.setdefault(batch, batch.refusal(error)))
