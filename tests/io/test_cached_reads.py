@@ -10,9 +10,19 @@ import numpy as np
 import pytest
 
 from strideweave.io import uring
-from strideweave.io.cached_reads import MOST_MISSES, may_be_cached, read_what_is_cached
+from strideweave.io.cached_reads import MOST_MISSES, may_be_cached, read_at_once, read_what_is_cached
 from strideweave.io.files import OpenFile
-from strideweave.io.positioned import FileSpan, ShortFileError, SpanBatch, SpanBlock, read_spans
+from strideweave.io.positioned import (
+    INLINE_CACHED_BYTES,
+    INLINE_SPANS,
+    FileSpan,
+    ShortFileError,
+    SpanBatch,
+    SpanBlock,
+    read_spans,
+)
+from strideweave.io.statistics import EngineStatistics, EngineTally
+from strideweave.io.thread_engine import ThreadEngine
 from strideweave.io.uring import why_unavailable
 from strideweave.io.uring_engine import UringEngine
 from strideweave.runtime.workers import WorkerPool
@@ -162,3 +172,33 @@ def test_the_ring_has_what_is_missing_and_nothing_else(file, monkeypatch, nbytes
     check(batch)
     assert sum(handed) == 1
     engine.close()
+
+
+@pytest.mark.parametrize("make", [ThreadEngine, UringEngine])
+def test_a_small_batch_that_is_there_is_read_at_once_and_counted(file, make):
+    if make is UringEngine and why_unavailable() is not None:
+        pytest.skip(f"no io_uring: {why_unavailable()}")
+    engine, batch = make(), batch_of(file, 16384, 60)
+    read_spans(batch_of(file, 16384, 60))  # it is in the page cache
+    assert engine.read_at_once(batch)
+    check(batch)
+    now = engine.statistics()
+    assert (now.batches, now.spans, now.bytes_read, now.bytes_in_flight) == (1, 60, 60 * 16384, 0)
+    engine.close()
+
+
+def test_what_would_have_to_wait_or_is_large_or_is_wrong_is_not_read_at_once(file, path):
+    tally, direct = EngineTally(), OpenFile.open(path, direct=True)
+    batches = [
+        batch_of(file, 4096, INLINE_SPANS + 1),
+        batch_of(file, INLINE_CACHED_BYTES // 2 + 1, 2),
+        batch_of(file, 4096, 0),
+        [FileSpan(file, 8 * MIB - 10, np.zeros(100, np.uint8))],  # ends early
+        *([batch_of(direct, 4096, 4)] if direct.is_direct else []),
+    ]
+    for batch in batches:
+        assert not read_at_once(batch, tally, cached_but(()))
+    missing = batch_of(file, 4096, 4)
+    assert not read_at_once(missing, tally, cached_but({3 * 8192}))
+    assert not read_at_once(missing, tally, cached_but({0}))
+    assert tally.now == EngineStatistics()

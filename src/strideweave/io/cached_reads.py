@@ -11,17 +11,18 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from strideweave.io.piecework import Piecework, cut_in_pieces
-from strideweave.io.positioned import FileSpan, SpanBatch
+from strideweave.io.positioned import INLINE_CACHED_BYTES, INLINE_SPANS, FileSpan, SpanBatch
 from strideweave.runtime.workers import worker_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from strideweave.io.statistics import EngineTally
     from strideweave.runtime.workers import WorkerPool
 
     ReadCached = Callable[[Sequence[FileSpan]], int]
 
-__all__ = ["may_be_cached", "read_what_is_cached"]
+__all__ = ["may_be_cached", "read_at_once", "read_what_is_cached"]
 
 MOST_MISSES = 8
 """Spans that are not in the page cache, after which the rest of a batch is not tried any more."""
@@ -31,6 +32,34 @@ def may_be_cached(spans: Sequence[FileSpan]) -> bool:
     """Tell whether no file of a batch is read past the page cache."""
     owners = spans.blocks if isinstance(spans, SpanBatch) else spans
     return not any(file.is_direct for file in {owner.file for owner in owners})
+
+
+def read_at_once(spans: Sequence[FileSpan], tally: EngineTally, read_cached: ReadCached) -> bool:
+    """Fill the buffers of a small batch in the calling thread, if none of it needs waiting for a device.
+
+    Args:
+        spans: what to read.
+        tally: where to count it, if all of it was read.
+        read_cached: as for ``read_what_is_cached``.
+
+    Returns:
+        Whether all buffers are filled. Where something is wrong with the batch they are not, and who reads it in the
+        usual way finds out.
+    """
+    if len(spans) > INLINE_SPANS or not may_be_cached(spans):
+        return False
+    found = list(spans)
+    total = sum([span.buffer.nbytes for span in found])
+    if not 0 < total <= INLINE_CACHED_BYTES:
+        return False
+    try:
+        filled = read_cached(found)
+    except (EOFError, OSError, ValueError):
+        return False
+    if filled < len(found):
+        return False
+    tally.read_at_once(total, filled)
+    return True
 
 
 async def read_what_is_cached(

@@ -63,6 +63,13 @@ class Engine(Protocol):
         Of several errors the first is raised, with a note on each other one; buffers are then partly filled.
         """
 
+    def read_at_once(self, spans: Sequence[FileSpan]) -> bool:
+        """Fill the buffers of a small batch that is in the page cache, in the loop, without waiting for anything.
+
+        Returns:
+            Whether all are filled; else some may be, whatever the reason, and ``read`` is the way.
+        """
+
     async def write(self, spans: Sequence[FileSpan]) -> None:
         """Write the buffer of every span to its file.
 

@@ -67,6 +67,21 @@ class EngineTally:
             refusal=before.refusal,
         )
 
+    def read_at_once(self, nbytes: int, spans: int) -> None:
+        """Count a read that ended well in the turn of the loop in which it began."""
+        before = self.now
+        self.now = EngineStatistics(
+            batches=before.batches + 1,
+            spans=before.spans + spans,
+            bytes_read=before.bytes_read + nbytes,
+            bytes_written=before.bytes_written,
+            bytes_in_flight=before.bytes_in_flight,
+            errors=before.errors,
+            persists=before.persists,
+            failed_over=before.failed_over,
+            refusal=before.refusal,
+        )
+
     def fail_over(self, refusal: str) -> None:
         """Count a call that another engine takes over."""
         self.now = replace(self.now, failed_over=self.now.failed_over + 1, refusal=refusal)

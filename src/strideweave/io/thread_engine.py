@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
+from strideweave.io.cached_reads import read_at_once
 from strideweave.io.files import OpenFile
 from strideweave.io.piecework import Piecework, cut_in_pieces
 from strideweave.io.positioned import (
@@ -47,6 +48,10 @@ class ThreadEngine:
     async def read(self, spans: Sequence[FileSpan]) -> None:
         """Fill the buffers of all spans; see :class:`strideweave.io.engine.Engine`."""
         await self._run(spans, read_spans_ahead, writing=False)
+
+    def read_at_once(self, spans: Sequence[FileSpan]) -> bool:
+        """Read what is small and in the page cache; see :class:`strideweave.io.engine.Engine`."""
+        return read_at_once(spans, self._tally, read_cached_spans)
 
     async def write(self, spans: Sequence[FileSpan]) -> None:
         """Write the buffers of all spans; see :class:`strideweave.io.engine.Engine`."""

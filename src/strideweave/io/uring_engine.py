@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import anyio
 import numpy as np
 
-from strideweave.io.cached_reads import may_be_cached, read_what_is_cached
+from strideweave.io.cached_reads import may_be_cached, read_at_once, read_what_is_cached
 from strideweave.io.positioned import (
     INLINE_CACHED_BYTES,
     INLINE_SPANS,
@@ -97,6 +97,11 @@ class UringEngine:
     async def read(self, spans: Sequence[FileSpan]) -> None:
         """Fill the buffers of all spans; see :class:`strideweave.io.engine.Engine`."""
         await self._run(spans, writing=False)
+
+    def read_at_once(self, spans: Sequence[FileSpan]) -> bool:
+        """Read what is small and in the page cache; see :class:`strideweave.io.engine.Engine`."""
+        self._require_open()
+        return read_at_once(spans, self._tally, self._read_cached)
 
     async def write(self, spans: Sequence[FileSpan]) -> None:
         """Write the buffers of all spans; see :class:`strideweave.io.engine.Engine`."""

@@ -5,6 +5,8 @@ import pytest
 
 from strideweave import CPU, FileBacked, Streaming, Tensor, tiled
 from strideweave.carriers.tiled_evictable import traffic
+from strideweave.io.engine import default_engine
+from strideweave.io.positioned import read_spans
 from strideweave.layout import Layout
 
 
@@ -29,6 +31,31 @@ def test_nothing_is_staged_where_tiles_stay_whole(make_model, copies):
     assert (statistics.streamed, statistics.bytes_read) == (3, 3 * statistics.tile_bytes)
     assert (statistics.peak_staging_bytes, statistics.promotions, copies) == (0, 0, [])
     assert statistics.peak_aside_bytes == 0  # there is no destination to be spared
+    assert model.at_rest()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_few_tiles_in_the_page_cache_take_no_passage(make_model, monkeypatch, cached):
+    """They are there when nobody else could have asked for them; what has to be waited for is announced."""
+    model, passages = make_model(policy=Streaming()), []
+    announce = traffic.TileTraffic._passage
+
+    def watched(self, ordinals, *arguments):
+        passages.append(ordinals.tolist())
+        return announce(self, ordinals, *arguments)
+
+    def at_once(_, spans):
+        if cached:
+            read_spans(spans)
+        return cached
+
+    monkeypatch.setattr(traffic.TileTraffic, "_passage", watched)
+    monkeypatch.setattr(type(default_engine()), "read_at_once", at_once)
+    model.check(5, 2, 7)
+    assert passages == ([] if cached else [[2, 5, 7]])
+    statistics = model.carrier.statistics()
+    assert (statistics.streamed, statistics.misses, statistics.hits, statistics.shared) == (3, 3, 0, 0)
+    assert statistics.bytes_read == 3 * statistics.tile_bytes
     assert model.at_rest()
 
 

@@ -42,6 +42,7 @@ __all__ = [
     "MemoryToMemory",
     "MoveOperation",
     "Transfer",
+    "moved_at_once",
     "run_transfers",
     "writable_bytes",
 ]
@@ -189,6 +190,24 @@ async def run_transfers(operation_class: type[MoveOperation], transfers: Sequenc
             f"{operation_class.__name__}.transfer returned carriers that are not the destinations it was given; "
             "return None, or the destinations in their order"
         )
+
+
+def moved_at_once(operation_class: type[MoveOperation], transfers: TransferBatch) -> bool:
+    """Copy a small batch from the page cache to memory without waiting for anything, where that is what there is to do.
+
+    Returns:
+        Whether the destinations are filled; else ``run_transfers`` is the way.
+
+    Raises:
+        TypeError, ReleasedError, ValueError, ImmutableError: as a transfer.
+    """
+    if (
+        operation_class.transfer is not FileToMemory.transfer
+    ):  # an operation that has a way of its own goes it
+        return False
+    blocks = checked_blocks(transfers)
+    files, memory = _files(block.source for block in blocks), _writable_memory(blocks)
+    return default_engine().read_at_once(_span_batch(blocks, files, memory, reading=True))
 
 
 def _memory(carriers: Iterable[Carrier]) -> dict[Carrier, NDArray[np.uint8]]:

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strideweave.carriers.move.operations import moved_at_once
+from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.passages import Passage, Staging, joined
 from strideweave.carriers.tiled_evictable.store import Places, tile_rows
 from strideweave.carriers.tiled_evictable.transfers import Transfers
+from strideweave.io.positioned import INLINE_CACHED_BYTES
 from strideweave.tiles.coordinates import NO_ORDINALS
 
 if TYPE_CHECKING:
@@ -103,6 +106,10 @@ class Streaming(Transfers):
         """
         at_hand = int(np.count_nonzero(self.table.is_resident(ordinals) | self.table.is_implicit(ordinals)))
         missing = len(ordinals) - at_hand
+        if not at_hand and landing is not None and self._read_few(ordinals, landing):
+            read = missing * self.tile_bytes
+            self.count(misses=missing, streamed=missing, bytes_read=read)
+            return
         missed: set[int] = set()
 
         async def hand_over(wave: Ordinals, rows: list[TileRow]) -> None:
@@ -134,6 +141,20 @@ class Streaming(Transfers):
                             rows = [passage.staged[ordinal] for ordinal in ready]
                             await hand_over(np.array(ready, np.int64), rows)
         self.count(hits=at_hand, misses=len(missed), streamed=len(missed), shared=missing - len(missed))
+
+    def _read_few(self, ordinals: Ordinals, landing: Landing) -> bool:
+        """Read a few missing tiles to where they are wanted, in this turn of the loop; False where that takes longer.
+
+        Nobody else comes to want them meanwhile, so that they need not be announced.
+        """
+        if self._passages or len(ordinals) * self.tile_bytes > INLINE_CACHED_BYTES:
+            return False
+        primary, secondary = self._classes
+        with self.lock:
+            transfers = self._transfers(
+                self.secondary.place_arrays(ordinals), [Places(None, *landing(ordinals))]
+            )
+        return moved_at_once(dispatch_move(secondary, primary), transfers)
 
     async def _read_in_place(self, ordinals: Ordinals, landing: Landing) -> Ordinals:
         """Read missing tiles to where they are wanted; gives those that no other request has claimed."""
