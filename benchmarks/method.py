@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from benchmarks.task import Picks
 
-__all__ = ["FRESH", "GIVEN", "AwaitedMethod", "Method", "Sample", "WrongResultError"]
+__all__ = ["FRESH", "GIVEN", "AwaitedMethod", "Method", "OverlappingMethod", "Sample", "WrongResultError"]
 
 FRESH, GIVEN = "fresh", "given"
 
@@ -155,6 +156,65 @@ async def _beat(late: list[float]) -> None:
         due = clock() + _BEAT
         await asyncio.sleep(_BEAT)
         late.append(clock() - due)
+
+
+def _not_set(_: Picks, __: int) -> Callable[[], Any]:
+    raise NotImplementedError("an OverlappingMethod needs begin")
+
+
+@dataclass(slots=True)
+class OverlappingMethod(Method):
+    """A contender that begins the next request before it waits for the one before; ``run`` is one by itself.
+
+    The figure of a turn is its time divided by its requests. ``prepare`` is called once, before the first one.
+
+    Attributes:
+        begin: begins a request and gives what waits for it and returns its result. The number says which of the
+            requests under way it is, so that each has a destination of its own.
+        under_way: how many requests are under way at a time.
+    """
+
+    begin: Callable[[Picks, int], Callable[[], Any]] = _not_set
+    under_way: int = 2
+
+    def once(self, picks: Picks) -> Any:
+        """The request beside others for the same tiles in another order, untimed.
+
+        Raises:
+            WrongResultError: one of them has other bytes.
+        """
+        if self.found is None:
+            return self.run(picks)
+        orders = [np.roll(picks, number) for number in range(self.under_way)]
+        waits = [self.begin(one, number) for number, one in enumerate(orders)]
+        results = [wait() for wait in waits]
+        expected = np.ascontiguousarray(self.found(results[0], picks)).reshape(len(picks), -1).view(np.uint32)
+        for number, result in enumerate(results):
+            found = np.ascontiguousarray(self.found(result, orders[number])).reshape(len(picks), -1)
+            if not np.array_equal(found.view(np.uint32), np.roll(expected, number, axis=0)):
+                raise WrongResultError(f"request {number} of {self.under_way} has other bytes than the first")
+        return results[0]
+
+    def sample(self, requests: Iterable[Picks], budget: float) -> Sample:
+        """Time requests that overlap."""
+        asked = list(requests)
+        clock = time.perf_counter
+        waiting: deque[Callable[[], Any]] = deque()
+        done = 0
+        with _no_collection():
+            self.prepare(asked[0])
+            started = clock()
+            for picks in asked:
+                if len(waiting) == self.under_way:
+                    self.settle(waiting.popleft()())
+                    if clock() - started > budget:
+                        break
+                waiting.append(self.begin(picks, done % self.under_way))
+                done += 1
+            while waiting:
+                self.settle(waiting.popleft()())
+            seconds = clock() - started
+        return {"seconds": [seconds / done]}
 
 
 @contextmanager

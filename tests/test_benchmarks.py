@@ -19,7 +19,8 @@ try:
     from benchmarks import figures, options, report, targets
     from benchmarks.dataset import Dataset, cached_share, drop_cache
     from benchmarks.harness import order
-    from benchmarks.method import Method, WrongResultError
+    from benchmarks.method import Method, OverlappingMethod, WrongResultError
+    from benchmarks.peers import TWO_UNDER_WAY
     from benchmarks.processes import PeerError, PeerProcess
     from benchmarks.task import Task
 finally:
@@ -101,6 +102,61 @@ def test_a_result_is_compared_bit_for_bit(kind: str):
         return
     with pytest.raises(WrongResultError):
         method.verify(np.arange(2), expected)
+
+
+def overlapping(order: list[str], rows: np.ndarray) -> OverlappingMethod:
+    """Notes what is begun and what is waited for; the results are rows of an array."""
+
+    def begin(picks, number):
+        order.append(f"begin {number}")
+
+        def wait():
+            order.append(f"wait {number}")
+            return rows[picks]
+
+        return wait
+
+    return OverlappingMethod("rows", "given", lambda picks: begin(picks, 0)(), begin=begin)
+
+
+def test_requests_overlap_and_the_figure_is_that_of_one():
+    order = []
+    method = overlapping(order, np.arange(8, dtype=np.float32).reshape(4, 2))
+    (seconds,) = method.sample([np.arange(2)] * 3, budget=60)["seconds"]
+    assert order == ["begin 0", "begin 1", "wait 0", "begin 0", "wait 1", "wait 0"]
+    assert seconds > 0
+    assert len(method.sample([np.arange(2)], budget=60)["seconds"]) == 1
+
+
+def test_each_of_the_requests_that_overlap_is_verified():
+    rows = np.arange(8, dtype=np.float32).reshape(4, 2)
+    method = overlapping([], rows)
+    picks = np.array([2, 0, 3])
+    method.verify(picks, rows[picks])
+    begin = method.begin
+
+    def wrong_second(picks, number):
+        wait = begin(picks, number)
+        return lambda: wait() + number
+
+    method.begin = wrong_second
+    with pytest.raises(WrongResultError, match="request 1 of 2"):
+        method.verify(picks, rows[picks])
+
+
+def test_one_cold_request_at_a_time_is_not_judged_by_two():
+    run = a_run(16 << 10)
+    (result,) = run["results"]
+    result.update(group="cold", case="cold")
+    result["rows"] = [
+        row("strideweave", "BlockDevice, streaming", "given", 2.0, 2.0),
+        row("strideweave", f"BlockDevice, streaming, {TWO_UNDER_WAY}", "given", 1.0, 1.0),
+        row("fio", "io_uring randread, depth 64", "given", 1.0, 1.0),
+    ]
+    one, two = targets.verdicts(run["results"])
+    assert (one.found.median, one.is_met, two.found.median, two.is_met) == (0.5, False, 1.0, True)
+    assert TWO_UNDER_WAY in two.what
+    assert TWO_UNDER_WAY in two.ours
 
 
 def test_every_process_gets_the_same_tiles_and_every_round_others():

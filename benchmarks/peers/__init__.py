@@ -7,9 +7,12 @@ from importlib import import_module
 
 from benchmarks.peers.base import Peer
 
-__all__ = ["DEFAULT", "ENVIRONMENTS", "NAMES", "OURS", "load"]
+__all__ = ["DEFAULT", "ENVIRONMENTS", "NAMES", "OURS", "TWO_UNDER_WAY", "load"]
 
 OURS = "strideweave"
+
+TWO_UNDER_WAY = "two requests under way"
+"""In the names of contenders that do not wait for one request before they begin the next."""
 
 _PLACES = {
     OURS: "strideweave_peer:StrideWeave",

@@ -12,7 +12,13 @@ import numpy as np
 import strideweave as sw
 from benchmarks.dataset import Dataset, cached_share, drop_cache
 from benchmarks.method import FRESH, GIVEN, AwaitedMethod, Method
-from benchmarks.peers import strideweave_calls, strideweave_files, strideweave_grid, strideweave_writes
+from benchmarks.peers import (
+    TWO_UNDER_WAY,
+    strideweave_calls,
+    strideweave_files,
+    strideweave_grid,
+    strideweave_writes,
+)
 from benchmarks.peers.base import Peer
 from benchmarks.peers.strideweave_tiles import Tiled, fill_device, over_file
 from benchmarks.task import Picks, Task
@@ -78,6 +84,10 @@ class StrideWeave(Peer):
                 tiled.projecting(f"{name}, {kind}", GIVEN, prepare, share, brief=kind == "streaming"),
                 tiled.projecting(f"{name}, {kind}", FRESH, prepare, share),
             ]
+            if (
+                direct and policy is not None and task.rounds > 1
+            ):  # a turn of one request has nothing to overlap
+                methods.append(tiled.overlapping(f"{name}, {kind}, {TWO_UNDER_WAY}", prepare, share))
         return methods
 
     def write(self, task: Task) -> list[Method]:

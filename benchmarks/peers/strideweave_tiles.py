@@ -11,7 +11,7 @@ import numpy as np
 
 import strideweave as sw
 from benchmarks.dataset import Dataset, sync_file_system
-from benchmarks.method import GIVEN, Method
+from benchmarks.method import GIVEN, Method, OverlappingMethod
 from benchmarks.task import Picks, Task
 
 __all__ = ["Tiled", "fill_device", "open_file", "over_file"]
@@ -64,6 +64,29 @@ class Tiled:
 
         made = Method(
             name, destination, run, found=lambda result, _: result.numpy(copy=True), cached=share, brief=brief
+        )
+        if prepare is not None:
+            made.prepare = prepare
+        return made
+
+    def overlapping(
+        self, name: str, prepare: Callable[[Picks], Any] | None, share: Callable[[], float]
+    ) -> OverlappingMethod:
+        """Projections of the tiles asked for, two at a time, each into a destination of its own."""
+        carrier, tensor, select = self.carrier, self.tensor, self.select
+        places = [self.destination(self.task.tiles) for _ in range(2)]
+
+        def begin(picks: Picks, number: int) -> Callable[[], sw.Tensor]:
+            return carrier.project(tensor, select(picks), places[number]).wait
+
+        made = OverlappingMethod(
+            name,
+            GIVEN,
+            lambda picks: begin(picks, 0)(),
+            found=lambda result, _: result.numpy(copy=True),
+            cached=share,
+            begin=begin,
+            under_way=len(places),
         )
         if prepare is not None:
             made.prepare = prepare
