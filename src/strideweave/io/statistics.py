@@ -41,52 +41,55 @@ class EngineStatistics:
 class EngineTally:
     """Keeps an engine's statistics; changed by the engine's loop only, readable from any thread.
 
-    The record is replaced as a whole, so that no reader sees half of a change and no lock is needed.
+    What batches have moved is replaced as a whole, so that no reader sees half of a change and no lock is needed. The
+    record is made where somebody asks for it, since that takes longer than counting.
     """
 
     def __init__(self) -> None:
-        self.now = EngineStatistics()
+        self._moved = (0, 0, 0, 0, 0, 0)  # batches and spans, bytes read, written and in flight, errors
+        self._others = EngineStatistics()  # what happens seldom
+
+    @property
+    def now(self) -> EngineStatistics:
+        """The record of this moment."""
+        batches, spans, read, written, in_flight, errors = self._moved
+        others = self._others
+        return replace(
+            others,
+            batches=batches,
+            spans=spans,
+            bytes_read=read,
+            bytes_written=written,
+            bytes_in_flight=in_flight,
+            errors=errors + others.errors,
+        )
 
     def begin(self, nbytes: int) -> None:
         """Count the start of a batch of ``nbytes`` bytes."""
-        self.now = replace(self.now, bytes_in_flight=self.now.bytes_in_flight + nbytes)
+        batches, spans, read, written, in_flight, errors = self._moved
+        self._moved = batches, spans, read, written, in_flight + nbytes, errors
 
     def end(self, nbytes: int, spans: int, *, writing: bool, failed: bool) -> None:
         """Count the end of a batch that :meth:`begin` counted."""
-        before = self.now
-        done = 0 if failed else nbytes
-        self.now = EngineStatistics(
-            batches=before.batches + 1,
-            spans=before.spans + spans,
-            bytes_read=before.bytes_read + (0 if writing else done),
-            bytes_written=before.bytes_written + (done if writing else 0),
-            bytes_in_flight=before.bytes_in_flight - nbytes,
-            errors=before.errors + failed,
-            persists=before.persists,
-            failed_over=before.failed_over,
-            refusal=before.refusal,
-        )
+        batches, before, read, written, in_flight, errors = self._moved
+        if failed:
+            errors += 1
+        elif writing:
+            written += nbytes
+        else:
+            read += nbytes
+        self._moved = batches + 1, before + spans, read, written, in_flight - nbytes, errors
 
     def read_at_once(self, nbytes: int, spans: int) -> None:
         """Count a read that ended well in the turn of the loop in which it began."""
-        before = self.now
-        self.now = EngineStatistics(
-            batches=before.batches + 1,
-            spans=before.spans + spans,
-            bytes_read=before.bytes_read + nbytes,
-            bytes_written=before.bytes_written,
-            bytes_in_flight=before.bytes_in_flight,
-            errors=before.errors,
-            persists=before.persists,
-            failed_over=before.failed_over,
-            refusal=before.refusal,
-        )
+        batches, before, read, written, in_flight, errors = self._moved
+        self._moved = batches + 1, before + spans, read + nbytes, written, in_flight, errors
 
     def fail_over(self, refusal: str) -> None:
         """Count a call that another engine takes over."""
-        self.now = replace(self.now, failed_over=self.now.failed_over + 1, refusal=refusal)
+        self._others = replace(self._others, failed_over=self._others.failed_over + 1, refusal=refusal)
 
     def persisted(self, *, failed: bool) -> None:
         """Count the end of a call of ``persist``."""
-        before = self.now
-        self.now = replace(before, errors=before.errors + failed, persists=before.persists + (not failed))
+        before = self._others
+        self._others = replace(before, errors=before.errors + failed, persists=before.persists + (not failed))
