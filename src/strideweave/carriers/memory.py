@@ -51,7 +51,7 @@ class MemoryCarrier(Carrier):
     def _around(cls, slots: NDArray[Any], *, dtype: DType, mutable: bool) -> Self:
         """A carrier around fresh slots, without the constructor of the subclass."""
         carrier = cls.__new__(cls)
-        carrier._size, carrier._dtype, carrier._mutable = len(slots), dtype, bool(mutable)
+        carrier._size, carrier._dtype, carrier._mutable = len(slots), dtype, as_flag(mutable, "mutable")
         carrier._slots = slots
         if "_sealed" not in cls.__dict__:
             cls._seal()
