@@ -75,6 +75,16 @@ def test_the_limit_can_be_read(make_model):
     assert statistics(without).peak_memory_bytes == TILE
 
 
+@pytest.mark.parametrize("experts", [[0], [0, 2], [0, 1, 2, 3]])
+def test_the_peak_counts_the_pages_that_small_tiles_leave_warm(make_model, experts):
+    model = make_model()
+    model.carrier.promote(tiles(*experts))
+    model.carrier.evict(tiles(*experts))
+    found = statistics(model)
+    assert found.memory_bytes == found.recycled_bytes > len(experts) * TILE
+    assert found.peak_memory_bytes >= found.memory_bytes
+
+
 def test_tiled_takes_a_limit():
     values = np.arange(64, dtype=np.float32).reshape(8, 8)
     with pytest.raises(ValueError, match="resident=False"):
