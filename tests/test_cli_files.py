@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import strideweave as sw
 from strideweave.cli import app
+from strideweave.cli.grid_picture import grid_cells
 
 EXPERTS = np.arange(2 * 4 * 8 * 16, dtype=np.float32).reshape(2, 4, 8, 16)
 PATTERN = "layers.{l}.experts.{e}.w1"
@@ -259,3 +260,14 @@ def test_a_large_grid_hides_no_lost_tile(tmp_path: Path):
         data.truncate(rows * columns - 1)
     run("inspect", tmp_path / "store", "--plot", tmp_path / "grid.svg")
     assert "lost" in (tmp_path / "grid.svg").read_text("utf-8")
+
+
+@pytest.mark.parametrize("lost", [0, 1, 299, 300, 301, 78_123, 520 * 300 - 1])
+def test_a_lost_tile_shows_in_the_cell_that_it_shares_and_in_no_other(lost):
+    kinds = np.zeros(520 * 300, np.int64)
+    kinds[lost] = -2
+    cells, (high, wide) = grid_cells(kinds, 520, 300)
+    assert (high, wide, cells.shape) == (3, 2, (174, 150))
+    row, column = divmod(lost, 300)
+    assert np.argwhere(cells == -2).tolist() == [[row // high, column // wide]]
+    assert np.count_nonzero(cells) == 1

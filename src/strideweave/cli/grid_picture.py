@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from strideweave.cli.contents import StoreContents
 
-__all__ = ["require_matplotlib", "save_grid", "tile_kinds"]
+__all__ = ["grid_cells", "require_matplotlib", "save_grid", "tile_kinds"]
 
 _MOST_CELLS = 256
 """Cells along a side; in larger grids several tiles share one."""
@@ -60,12 +60,7 @@ def save_grid(found: ArrayContents | StoreContents, path: Path) -> None:
     is_folded = max(shape) == prod(shape)  # one axis alone has several tiles
     rows = max(1, round(found.grid.tile_count**0.5)) if is_folded else shape[0]
     columns = -(-found.grid.tile_count // rows)
-    padded = np.full(rows * columns, _BEYOND)
-    padded[: len(kinds)] = kinds
-    cells = padded.reshape(rows, columns)
-    steps = [-(-extent // _MOST_CELLS) for extent in cells.shape]
-    for axis, step in enumerate(steps):  # the least kind of each block, so that no lost tile is hidden
-        cells = np.minimum.reduceat(cells, np.arange(0, cells.shape[axis], step), axis)
+    cells, steps = grid_cells(kinds, rows, columns)
     figure = Figure(figsize=(8, 6), layout="constrained")
     FigureCanvasAgg(figure)
     axes: Any = figure.subplots()
@@ -109,6 +104,22 @@ def tile_kinds(found: ArrayContents | StoreContents) -> NDArray[np.int64]:
         parts = parts * -(-array.shape[axis] // array.part_shape[axis])
         parts = parts + along.reshape([-1 if place == axis else 1 for place in range(grid.rank)])
     return array.file_of[parts.reshape(-1)].astype(np.int64)
+
+
+def grid_cells(kinds: NDArray[np.int64], rows: int, columns: int) -> tuple[NDArray[np.int64], list[int]]:
+    """Lay the kinds of tiles out row by row, in at most 256 cells along a side.
+
+    Returns:
+        The least kind of each block of tiles that share a cell, so that no lost tile is hidden, and how many rows and
+        columns a block has.
+    """
+    padded = np.full(rows * columns, _BEYOND)
+    padded[: len(kinds)] = kinds
+    cells = padded.reshape(rows, columns)
+    steps = [-(-extent // _MOST_CELLS) for extent in cells.shape]
+    for axis, step in enumerate(steps):
+        cells = np.minimum.reduceat(cells, np.arange(0, cells.shape[axis], step), axis)
+    return cells, steps
 
 
 def _colour_indices(kinds: NDArray[np.int64]) -> NDArray[np.int64]:
