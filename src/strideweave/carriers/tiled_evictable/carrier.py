@@ -498,7 +498,6 @@ class TiledEvictable(DependentCarrier):
         policy_statistics = policy() if policy is not None else None
         with traffic.lock:
             counters, ledger = traffic.counters, traffic.ledger
-            counters.note_memory(traffic.memory_bytes)  # a small tile that has left keeps a whole page warm
             return TiledStatistics(
                 tile_count=traffic.grid.tile_count,
                 tile_bytes=traffic.tile_bytes,

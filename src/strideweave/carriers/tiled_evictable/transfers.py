@@ -167,8 +167,7 @@ class Transfers(Admission):
         self.counters.note_reserved(len(ordinals) if placed else -len(ordinals))
         if self.budget is not None:
             self.budget.note_places(ordinals, placed)
-        if placed:
-            self.counters.note_memory(self.memory_bytes)
+        self.counters.note_memory(self.memory_bytes)  # a small tile that leaves may keep a whole page warm
 
     def _sort_out(self, ordinals: Ordinals) -> tuple[list[Passage], Ordinals]:
         """The passages that some of these tiles are on, and the tiles that are on none."""
