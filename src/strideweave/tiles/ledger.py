@@ -97,12 +97,9 @@ class Ledger:
         Raises:
             TileConflictError: a residency request covers one of the tiles.
         """
-        if self._residency_entries:
-            self.check_data(kind, ordinals)
+        self.check_data(kind, ordinals)
         self._need(ordinals, 1)
-        entry = LedgerEntry(kind, ordinals, self._nothing)
-        self._entries[entry] = None
-        return entry
+        return self._admit(LedgerEntry(kind, ordinals, self._nothing))
 
     def check_data(self, kind: str, ordinals: Ordinals) -> None:
         """Raise what ``enter_data`` would raise, and admit nothing.
@@ -132,9 +129,7 @@ class Ledger:
         self.check_residency(kind, ordinals, would_change)
         self.changing[ordinals] = True
         self._residency_entries += 1
-        entry = LedgerEntry(kind, self._nothing, ordinals)
-        self._entries[entry] = None
-        return entry
+        return self._admit(LedgerEntry(kind, self._nothing, ordinals))
 
     def check_residency(self, kind: str, ordinals: Ordinals, would_change: npt.NDArray[np.bool_]) -> None:
         """Raise what ``enter_residency`` would raise, and admit nothing.
@@ -188,17 +183,14 @@ class Ledger:
         """
         if self._entries.pop(entry, self) is self:
             return []
-        needs = entry.needs
-        if len(needs):
-            entry.needs = self._nothing
-            self._need(needs, -1)
+        self.drop_needs(entry)
         if len(entry.changes):
             self.changing[entry.changes] = False
             self._residency_entries -= 1
         if entry.moves:
             self.moving[list(entry.moves)] = False
             entry.moves.clear()
-        return self.take_freed() if self._watchers else []
+        return self.take_freed()
 
     def take_freed(self) -> list[AwaitResult[None]]:
         """Take the handles whose tiles nothing holds any more."""
@@ -224,6 +216,10 @@ class Ledger:
         counts = self._counts
         for ordinal in ordinals.tolist():
             counts[ordinal] += more
+
+    def _admit(self, entry: LedgerEntry) -> LedgerEntry:
+        self._entries[entry] = None
+        return entry
 
     def _held(self, ordinals: Ordinals) -> bool:
         return bool(
