@@ -77,14 +77,6 @@ class CarrierLifecycle(Storage):
         self._size = check_slot_count(size)
         self._dtype = dtype
         self._mutable = as_flag(mutable, "mutable")
-        self._version = 0
-        self._owner: object | None = None
-        self._released = False
-        self._writes_begun = 0  # and not ended, in the process below
-        self._writing_process = 0
-        # The runtime's one short lock: a request's cleanup relinquishes carriers, in a forked child too.
-        self._lock = short_lock
-        self._task_scope: TaskScope | None = None
         self._seal()
 
     @classmethod
