@@ -29,7 +29,7 @@ from strideweave.io.positioned import (
 )
 from strideweave.io.statistics import EngineTally
 from strideweave.io.uring import Ring
-from strideweave.io.uring_batch import Batch, RefusedError
+from strideweave.io.uring_batch import SLOT_BITS, Batch, RefusedError
 from strideweave.runtime.workers import WorkerPool
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ class UringEngine:
         """The kernel takes no more: end what it has not taken with that error; what it has taken, it answers."""
         refusals: dict[Batch, OSError] = {}  # each batch has one of its own: its task raises it
         for name in self._ring.withdraw().tolist():
-            batch = self._batches[name >> 32]
+            batch = self._batches[name >> SLOT_BITS]
             batch.take_back(refusals.setdefault(batch, batch.refusal(error)))
         while self._waiting:
             batch = self._waiting.popleft()
