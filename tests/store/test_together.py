@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 
+from processes import in_a_forked_child
 from strideweave import TileSet, save_tiled, tiled
 from strideweave.store import open_store, tile_files, verify_tiles
 
@@ -34,18 +35,6 @@ for version in range(2, 2 + int(sys.argv[2])):
     if version % 4 == 0:
         carrier.flush(durable=True)
 """
-
-
-def in_fork(work):
-    """Run in a forked child, which ends with 0 if the work returned True."""
-    child = os.fork()
-    if child == 0:
-        code = 9
-        try:
-            code = 0 if work() else 1
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_a_second_writer_is_refused_and_told_who_has_it(store, opened):
@@ -138,7 +127,7 @@ def test_a_forked_child_reads_and_cannot_write(store, values, opened, write_back
             return True
         return False
 
-    assert in_fork(child) == 0
+    assert in_a_forked_child(child)
     assert {file.name: file.read_bytes() for file in store.iterdir()} == before
     with pytest.raises(OSError, match="this process"):
         open_store(store, "r+")
