@@ -183,6 +183,34 @@ def test_a_kernel_short_of_memory_is_asked_again(big, tampered, monkeypatch, cod
     assert refusals == [5]
 
 
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EBUSY])
+@pytest.mark.parametrize("taken", [1, 5])
+def test_a_kernel_that_took_a_part_is_asked_again_for_the_rest(big, tampered, monkeypatch, code, taken):
+    engine = tampered(lambda count, result: result)
+    real, calls = uring._call, [0]
+
+    def call(number, fd, count, *arguments):
+        calls[0] += 1
+        if 1 < calls[0] < 6:
+            raise OSError(code, os.strerror(code))
+        return real(number, fd, taken if calls[0] == 1 else count, *arguments)
+
+    monkeypatch.setattr(uring, "_call", call)
+    spans = tiles_of(big, range(0, 16, 2), 4096)
+
+    async def main():
+        reading = asyncio.ensure_future(engine.read(spans))
+        ended, _ = await asyncio.wait([reading], timeout=20)
+        while not reading.done():  # so that this test fails, and does not hang
+            engine._try_again()
+            await asyncio.sleep(0)
+        await reading
+        return bool(ended)
+
+    assert asyncio.run(main()), "nobody asked again once the answers to the part had come"
+    check(spans)
+
+
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_a_kernel_that_takes_no_more_ends_the_batches_and_not_the_engine(big, tampered, monkeypatch, after):
     engine = tampered(lambda count, result: result)
