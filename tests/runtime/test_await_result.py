@@ -8,9 +8,11 @@ import signal
 import sys
 import threading
 import weakref
+from fractions import Fraction
 
 import anyio
 import anyio.lowlevel
+import numpy as np
 import pytest
 import trio
 
@@ -217,6 +219,33 @@ def test_a_request_that_ends_as_the_time_is_up_has_ended():
             return True
 
     assert Late().wait(0) == "value"
+
+
+@pytest.mark.parametrize("timeout", ["1", b"", True, np.bool_(False), [], np.zeros(1), 1j, object()])
+@pytest.mark.parametrize("handle", [AwaitResult(), AwaitResult.completed()])
+def test_what_is_no_number_of_seconds_is_refused(handle, timeout):
+    with pytest.raises(TypeError, match="timeout must be a number of seconds or None, found"):
+        handle.wait(timeout)
+
+
+@pytest.mark.parametrize("handle", [AwaitResult(), AwaitResult.completed()])
+def test_nan_seconds_are_refused(handle):
+    for nan in (float("nan"), np.float32("nan")):
+        with pytest.raises(ValueError, match="found NaN"):
+            handle.wait(nan)
+
+
+@pytest.mark.parametrize("timeout", [np.float32(0), np.int64(0), Fraction(1, 1000), -(10**400), 0])
+def test_every_real_number_is_a_timeout(timeout):
+    assert AwaitResult.completed(5).wait(timeout) == 5
+    with pytest.raises(TimeoutError):
+        AwaitResult().wait(timeout)
+
+
+@pytest.mark.parametrize("exception", [None, "full", ValueError, object()])
+def test_a_handle_fails_with_an_exception_only(exception):
+    with pytest.raises(TypeError, match="exception must be an exception, found"):
+        AwaitResult.failed(exception)
 
 
 def test_a_request_that_failed_with_a_timeout_raises_its_own():

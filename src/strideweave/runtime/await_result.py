@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
@@ -77,7 +78,12 @@ class AwaitResult(Awaitable[T_co], Generic[T_co]):
 
         Args:
             exception: what every observation raises.
+
+        Raises:
+            TypeError: it is none.
         """
+        if not isinstance(exception, BaseException):
+            raise TypeError(f"exception must be an exception, found {exception!r}")
         handle = cls()
         handle._finish(exception=exception)
         return handle
@@ -121,6 +127,8 @@ class AwaitResult(Awaitable[T_co], Generic[T_co]):
 
         Raises:
             TimeoutError: the time is up. The request goes on; wait again, or await the handle.
+            TypeError: ``timeout`` is no number.
+            ValueError: it is NaN.
             RuntimeError: called inside the runtime thread or one of its workers, where it would deadlock. It
             raises
                 there whether or not the request has ended, so that the mistake shows on the first run.
@@ -130,6 +138,8 @@ class AwaitResult(Awaitable[T_co], Generic[T_co]):
             raise RuntimeError(
                 "AwaitResult.wait() inside the runtime would deadlock; await the handle instead"
             )
+        if timeout is not None:  # also where nobody has to wait, so that a mistake shows on the first run
+            _check_timeout(timeout)
         if not self._done and not self._block(timeout):
             raise TimeoutError(
                 f"the request is unfinished after {timeout} s and goes on; wait again or await the handle"
@@ -180,7 +190,7 @@ class AwaitResult(Awaitable[T_co], Generic[T_co]):
         try:
             if timeout is None:
                 return gate.acquire()  # Ctrl-C interrupts this
-            if gate.acquire(timeout=min(max(timeout, 0.0), threading.TIMEOUT_MAX)):
+            if gate.acquire(timeout=float(min(max(timeout, 0.0), threading.TIMEOUT_MAX))):
                 return True
             return self._done  # it may have ended at this very moment
         finally:
@@ -265,6 +275,16 @@ class AwaitResult(Awaitable[T_co], Generic[T_co]):
         except ValueError:
             return False
         return True
+
+
+def _check_timeout(timeout: object) -> None:
+    """Refuse what is no number of seconds; one may be infinite, or negative."""
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
+        raise TypeError(
+            f"timeout must be a number of seconds or None, found {timeout!r} of type {type(timeout).__name__}"
+        )
+    if timeout != timeout:  # noqa: PLR0124  NaN; math.isnan does not take every integer
+        raise ValueError("timeout must be a number of seconds or None, found NaN")
 
 
 def _wait_for(event: anyio.Event) -> Generator[Any, Any, None]:
