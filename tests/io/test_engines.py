@@ -70,6 +70,33 @@ def test_a_batch_of_reads_fills_every_buffer(
     assert engine.statistics() == EngineStatistics(1, len(order), nbytes * len(order), 0, 0, 0)
 
 
+def is_cached(file: OpenFile, start: int) -> bool:
+    """Whether the page at an offset can be read without waiting; to ask does not bring it in."""
+    try:
+        return os.preadv(file.fd, [bytearray(4096)], start, os.RWF_NOWAIT) == 4096
+    except BlockingIOError:
+        return False
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="cannot tell what is in the page cache")
+def test_nothing_is_read_behind_large_spans(disk_path: Path, engine: Engine) -> None:
+    path = disk_path / "large.bin"
+    path.write_bytes(CONTENT.tobytes() * 4)
+    file, other = OpenFile.open(path), OpenFile.open(path)
+    os.fsync(file.fd)
+    os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    if is_cached(other, 0):
+        pytest.skip("this file system keeps what it was told to drop")
+    spans = spans_of(file, [(start * MIB, (start + 2) * MIB) for start in (17, 4, 26)])
+    asyncio.run(engine.read(spans))
+    for span in spans:
+        start = span.offset % len(CONTENT)
+        assert np.array_equal(span.buffer, np.resize(np.roll(CONTENT, -start), 2 * MIB))
+    behind = [span.offset + 2 * MIB for span in spans]
+    assert [is_cached(other, start - 4096) for start in behind] == [True] * 3
+    assert [is_cached(other, start) for start in behind] == [False] * 3
+
+
 def test_a_batch_of_writes_lands_in_several_files(tmp_path: Path, engine: Engine) -> None:
     files = [OpenFile.create(tmp_path / name) for name in "ab"]
     starts = range(0, 8 * MIB, MIB)

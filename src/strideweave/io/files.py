@@ -126,6 +126,7 @@ class OpenFile:
         self.queue_depth: int | None = None
         self._durable_writers = 0  # changed by the runtime's loop only
         self._cannot_be_direct = False
+        self._reads_no_further = False
 
     @classmethod
     def open(
@@ -214,6 +215,18 @@ class OpenFile:
     def direct_number(self, held: HeldDescriptor, *, writing: bool) -> int:
         """The descriptor for what goes past the page cache now, or -1."""
         return held.direct if self.is_direct or (writing and self._durable_writers) else -1
+
+    def read_no_further(self) -> None:
+        """Have the system read from the device what is asked for through this file, and nothing behind it.
+
+        For large pieces in no order: what their system calls ask for looks like a file that is read from one end to
+        the other, so that the system would read far ahead of each piece's end. It cannot be taken back.
+        """
+        if self._reads_no_further or not hasattr(os, "posix_fadvise"):
+            return
+        self._reads_no_further = True
+        with suppress(OSError):  # advice is worth nothing on some files; that is no error of the read
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], *, size: int = 0) -> Self:

@@ -1,4 +1,4 @@
-"""Reading many spans that may not be in the page cache: the device is told of the next ones before it is asked."""
+"""Reading spans that may not be in the page cache: the device is told of those that will be read, and of no others."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from strideweave.io.positioned import read_cached_spans, read_spans
+from strideweave.io.positioned import SpanBatch, read_cached_spans, read_spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from strideweave.io.positioned import FileSpan
 
-__all__ = ["AHEAD_BYTES", "read_spans_ahead"]
+__all__ = ["AHEAD_BYTES", "LARGE_BYTES", "read_no_further", "read_spans_ahead"]
+
+LARGE_BYTES = 1 << 20
+"""Bytes of a span from which on what the system would read behind it costs more than finding it read could gain."""
 
 AHEAD_BYTES = 4 << 20
 """Bytes that the device is told of beyond those that are being read."""
@@ -25,6 +28,20 @@ def _advise(span: FileSpan) -> None:
         return
     with suppress(OSError):  # advice is worth nothing on some files, and an error there is none of the read
         os.posix_fadvise(span.file.fd, span.offset, span.buffer.nbytes, os.POSIX_FADV_WILLNEED)
+
+
+def read_no_further(spans: Sequence[FileSpan]) -> None:
+    """Keep the system from reading on behind spans that are large; see :meth:`OpenFile.read_no_further`.
+
+    Args:
+        spans: what is going to be read.
+    """
+    if isinstance(spans, SpanBatch):
+        files = {block.file for block in spans.blocks if block.nbytes >= LARGE_BYTES}
+    else:
+        files = {span.file for span in spans if span.buffer.nbytes >= LARGE_BYTES}
+    for file in files:
+        file.read_no_further()
 
 
 def read_spans_ahead(

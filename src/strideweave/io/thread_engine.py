@@ -16,7 +16,7 @@ from strideweave.io.positioned import (
     read_cached_spans,
     write_spans,
 )
-from strideweave.io.read_ahead import read_spans_ahead
+from strideweave.io.read_ahead import read_no_further, read_spans_ahead
 from strideweave.io.statistics import EngineTally
 from strideweave.runtime.workers import WorkerPool, worker_count
 
@@ -84,6 +84,8 @@ class ThreadEngine:
         failed = True
         self._tally.begin(total)
         try:
+            if not writing:
+                read_no_further(spans)
             left, left_bytes = spans, total
             if not writing and total <= INLINE_CACHED_BYTES and len(spans) <= INLINE_SPANS:
                 left = spans[read_cached_spans(spans) :]

@@ -27,6 +27,7 @@ from strideweave.io.positioned import (
     SpanBatch,
     read_cached_spans,
 )
+from strideweave.io.read_ahead import read_no_further
 from strideweave.io.statistics import EngineTally
 from strideweave.io.uring import Ring
 from strideweave.io.uring_batch import SLOT_BITS, Batch, RefusedError
@@ -155,6 +156,7 @@ class UringEngine:
                     if filled := self._read_cached(found):
                         left = found[filled:]  # else as they were: a batch in blocks takes less work
                 else:
+                    read_no_further(spans)
                     left = await read_what_is_cached(spans, total, self._pool, self._read_cached)
             if left:
                 try:
