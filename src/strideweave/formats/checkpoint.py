@@ -13,12 +13,13 @@ import numpy as np
 from strideweave.errors import FormatError
 from strideweave.formats.description import StoredArray, check_byte_order, single_part
 from strideweave.formats.headers import MOST_HEADER_BYTES, HeaderFile, check_density, parse_json
-from strideweave.formats.safetensors import DTYPES, SafetensorsHeader, TensorEntry, read_safetensors_header
+from strideweave.formats.safetensors import DTYPES, read_safetensors_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from strideweave.dtype import DType
+    from strideweave.formats.safetensors import Kind, SafetensorsHeader, TensorEntry
     from strideweave.io.file_pool import KnownFile
 
 __all__ = ["INDEX_SUFFIX", "Checkpoint", "find_array", "open_checkpoint"]
@@ -42,11 +43,6 @@ class Checkpoint(NamedTuple):
     path: str
     shards: Mapping[str, str]
     headers: Mapping[str, SafetensorsHeader] = MappingProxyType({})
-
-
-class _Found(NamedTuple):
-    entry: TensorEntry
-    file: KnownFile
 
 
 def open_checkpoint(path: str) -> Checkpoint:
@@ -96,11 +92,10 @@ def find_array(checkpoint: Checkpoint, tensor: str | None) -> StoredArray:
             )
         tensor = next(iter(names))
     if tensor in names or not _PLACEHOLDER.search(tensor):
-        found = _find(checkpoint, [tensor])[0]
-        dtype = _dtype(found)
-        return single_part(tensor, dtype, found.entry.shape, found.file, found.entry.offset)
-    extents, parts = _matches(checkpoint, tensor)
-    return _stacked(tensor, extents, _find(checkpoint, parts))
+        header = _find(checkpoint, tensor, dict(checkpoint.headers))
+        entry = header.entries[tensor]
+        return single_part(tensor, _dtype(header.file, entry), entry.shape, header.file, entry.offset)
+    return _stacked(checkpoint, tensor, *_matches(checkpoint, tensor))
 
 
 def _open_index(path: str) -> Checkpoint:
@@ -122,9 +117,11 @@ def _open_index(path: str) -> Checkpoint:
         )
     # The folder of the link itself where the index is one: caches link each file of a checkpoint by its name.
     folder = Path(path).parent
-    return Checkpoint(
-        path, {name: str(folder / _shard(path, name, shard)) for name, shard in weights.items()}
-    )
+    places: dict[str, str] = {}
+    for name, shard in weights.items():
+        if not isinstance(shard, str) or shard not in places:  # many tensors are in each
+            places[shard] = str(folder / _shard(path, name, shard))
+    return Checkpoint(path, {name: places[shard] for name, shard in weights.items()})
 
 
 def _shard(path: str, name: str, shard: object) -> str:
@@ -199,35 +196,38 @@ def _matches(checkpoint: Checkpoint, pattern: str) -> tuple[tuple[int, ...], Seq
             "next begins"
         )
     expression = re.compile(r"(0|[1-9][0-9]{0,8})".join(re.escape(piece) for piece in pieces))
-    found = {
-        tuple(map(int, match.groups())): name
-        for name in checkpoint.shards
-        if (match := expression.fullmatch(name))
-    }
-    if not found:
+    names: list[str] = []
+    numbers: list[str] = []
+    for name in checkpoint.shards:
+        if match := expression.fullmatch(name):
+            names.append(name)
+            numbers += match.groups()
+    if not names:
         raise FormatError(
             f"no tensor matches the pattern; there are {_listed(checkpoint.shards)}",
             path=checkpoint.path,
             tensor=pattern,
         )
-    extents = tuple([max(column) + 1 for column in zip(*found, strict=True)])
-    if prod(extents) != len(found):
-        gap = _first_missing(extents, found)
+    index = np.array(list(map(int, numbers)), np.int64).reshape(-1, len(labels))
+    extents = tuple((index.max(axis=0) + 1).tolist())
+    order = np.lexsort(index.T[::-1])
+    if prod(extents) != len(names):
+        gap = _first_missing(extents, map(tuple, index[order].tolist()))
         name = "".join([piece + str(label) for piece, label in zip(pieces, [*gap, ""], strict=True)])
         raise FormatError(
             f"a part is missing; the others reach up to {tuple(extent - 1 for extent in extents)}",
             path=checkpoint.path,
             tensor=name,
             wanted=f"{prod(extents)} parts",
-            found=f"{len(found)} parts",
+            found=f"{len(names)} parts",
         )
-    return extents, [found[index] for index in sorted(found)]
+    return extents, [names[place] for place in order.tolist()]
 
 
 def _first_missing(extents: tuple[int, ...], present: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """The first index of an array that is not among distinct ones; names may lie about how many there are."""
+    """The first index of an array that is not among distinct ones in order; names may lie about how many there are."""
     wanted = [0] * len(extents)
-    for index in sorted(present):
+    for index in present:
         if index != tuple(wanted):
             break
         for axis in reversed(range(len(extents))):  # count on
@@ -238,83 +238,103 @@ def _first_missing(extents: tuple[int, ...], present: Iterable[tuple[int, ...]])
     return tuple(wanted)
 
 
-def _find(checkpoint: Checkpoint, tensors: Sequence[str]) -> list[_Found]:
-    """Look tensors up in the headers of their files, each of which is read once."""
-    headers = dict(checkpoint.headers)
-    found: list[_Found] = []
-    for name in tensors:
-        path = checkpoint.shards.get(name)
-        if path is None:
-            raise FormatError(
-                f"there is no such tensor; there are {_listed(checkpoint.shards)}",
-                path=checkpoint.path,
-                tensor=name,
-            )
-        header = headers.get(path)
-        if header is None:
-            try:
-                header = headers[path] = read_safetensors_header(path)
-            except OSError as error:
-                error.add_note(f"tensor {name!r} of {checkpoint.path!r} is in that file")
-                raise
-        entry = header.entries.get(name)
-        if entry is None:
-            raise FormatError(
-                "the index says that the tensor is in this file",
-                path=path,
-                tensor=name,
-                wanted=name,
-                found=_listed(header.entries),
-            )
-        found.append(_Found(entry, header.file))
-    return found
+def _find(checkpoint: Checkpoint, tensor: str, headers: dict[str, SafetensorsHeader]) -> SafetensorsHeader:
+    """Find the header that has a tensor.
+
+    Args:
+        checkpoint: where to look.
+        tensor: its name.
+        headers: those read so far, by the path of the file; another one is added.
+    """
+    path = checkpoint.shards.get(tensor)
+    if path is None:
+        raise FormatError(
+            f"there is no such tensor; there are {_listed(checkpoint.shards)}",
+            path=checkpoint.path,
+            tensor=tensor,
+        )
+    header = headers.get(path)
+    if header is None:
+        try:
+            header = headers[path] = read_safetensors_header(path)
+        except OSError as error:
+            error.add_note(f"tensor {tensor!r} of {checkpoint.path!r} is in that file")
+            raise
+    if tensor not in header.entries.rows:
+        raise FormatError(
+            "the index says that the tensor is in this file",
+            path=path,
+            tensor=tensor,
+            wanted=tensor,
+            found=_listed(header.entries),
+        )
+    return header
 
 
-def _stacked(pattern: str, extents: tuple[int, ...], found: Sequence[_Found]) -> StoredArray:
+def _stacked(
+    checkpoint: Checkpoint, pattern: str, extents: tuple[int, ...], names: Sequence[str]
+) -> StoredArray:
     """Tensors of one shape and dtype as one array, each of them a part."""
-    first = found[0]
-    dtype = _dtype(first)
-    for other in found[1:]:
-        if (other.entry.dtype, other.entry.shape) != (first.entry.dtype, first.entry.shape):
-            raise FormatError(
-                f"the parts of {pattern!r} differ",
-                path=other.file.path,
-                tensor=other.entry.name,
-                offset=other.entry.offset,
-                wanted=f"{first.entry.dtype} {first.entry.shape} as {first.entry.name!r}",
-                found=f"{other.entry.dtype} {other.entry.shape}",
-            )
-    one = first.entry.shape
-    part = (1,) * len(extents) + one
+    paths = [checkpoint.shards[name] for name in names]
+    one_in = dict(zip(reversed(paths), reversed(names), strict=True))  # the first part of each file
+    headers = dict(checkpoint.headers)
+    files = {path: _find(checkpoint, one_in[path], headers) for path in dict.fromkeys(paths)}
+    rows_in = {path: header.entries.rows for path, header in files.items()}
+    rows = [rows_in[path].get(name, -1) for path, name in zip(paths, names, strict=True)]
+    if min(rows) < 0:
+        _find(checkpoint, names[rows.index(-1)], headers)  # which says that it is not there
+    number = {path: place for place, path in enumerate(files)}
+    file_of = np.array([number[path] for path in paths], np.int32)
+    # The tables of all files, one after the other.
+    tables = [header.entries for header in files.values()]
+    place = np.cumsum([0, *map(len, tables)])[file_of] + rows
+    offset_of = np.concatenate([table.offsets for table in tables])[place]
+    kinds: dict[Kind, int] = {}
+    same = [np.array([kinds.setdefault(kind, len(kinds)) for kind in table.kinds]) for table in tables]
+    kind_of = np.concatenate([kind[table.kind_of] for kind, table in zip(same, tables, strict=True)])[place]
+    first, other = (
+        _find(checkpoint, names[part], headers).entries[names[part]]
+        for part in (0, int(np.argmax(kind_of != kind_of[0])))
+    )
+    dtype = _dtype(files[paths[0]].file, first)
+    if (other.dtype, other.shape) != (first.dtype, first.shape):
+        raise FormatError(
+            f"the parts of {pattern!r} differ",
+            path=checkpoint.shards[other.name],
+            tensor=other.name,
+            offset=other.offset,
+            wanted=f"{first.dtype} {first.shape} as {first.name!r}",
+            found=f"{other.dtype} {other.shape}",
+        )
+    one = first.shape
+    part_shape = (1,) * len(extents) + one
     if 0 in one:
-        single_part(first.entry.name, dtype, one, first.file, first.entry.offset)  # which says so
-    files = {other.file.path: other.file for other in found}
-    places = {path: place for place, path in enumerate(files)}
+        single_part(first.name, dtype, one, files[paths[0]].file, first.offset)  # which says so
     return StoredArray(
         pattern,
         dtype,
         (*extents, *one),
-        part,
+        part_shape,
         "C",
-        tuple(files.values()),
-        np.array([places[other.file.path] for other in found], np.int32),
-        np.array([other.entry.offset for other in found], np.int64),
-        part,
+        tuple([header.file for header in files.values()]),
+        file_of,
+        offset_of,
+        part_shape,
     )
 
 
-def _dtype(found: _Found) -> DType:
-    dtype = DTYPES.get(found.entry.dtype)
+def _dtype(file: KnownFile, entry: TensorEntry) -> DType:
+    dtype = DTYPES.get(entry.dtype)
     if dtype is None:
         raise FormatError(
             "a tensor here cannot have this dtype",
-            path=found.file.path,
-            tensor=found.entry.name,
-            offset=found.entry.offset,
+            path=file.path,
+            tensor=entry.name,
+            offset=entry.offset,
             wanted=f"one of {', '.join(DTYPES)}",
-            found=found.entry.dtype,
+            found=entry.dtype,
         )
-    check_byte_order(dtype, found.file.path, found.entry.name)
+    check_byte_order(dtype, file.path, entry.name)
     return dtype
 
 
