@@ -61,6 +61,16 @@ def test_the_loop_is_asyncio_in_a_daemon_thread_of_its_own():
     assert isinstance(loop, asyncio.AbstractEventLoop)
 
 
+def test_the_first_use_has_no_module_to_import(run_program):
+    """Which the loop of whoever happens to come first would wait for."""
+    done = run_program("""
+        before = set(sys.modules)
+        found = start(value, 7).wait()
+        say(found, sorted(name for name in set(sys.modules) - before if name.startswith("anyio")))
+    """)
+    assert (done.lines, done.code) == (["cleanup", "7 []"], 0), done.errors
+
+
 def test_calls_run_in_the_order_posted():
     seen = []
     done = threading.Event()

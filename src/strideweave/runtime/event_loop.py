@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import logging
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from strideweave.runtime.task_scope import TaskScope
+
+with suppress(ImportError):  # not a public name: without it anyio finds the module by itself
+    # Else the first request would import it, tens of milliseconds in which the caller's loop stands still.
+    import anyio._backends._asyncio
 
 __all__ = ["EventLoop", "RuntimeStatistics", "current_runtime", "process", "statistics"]
 
