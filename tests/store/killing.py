@@ -240,7 +240,7 @@ def kill_saves(directory: Path, step: int, *, replace: bool) -> int:
         else:
             require(not replace and killed, "there is no store")
         require(in_child(save) == 0, "the next save failed")
-        left = [entry.name for entry in path.parent.iterdir() if entry.name.endswith(".saving")]
+        left = [entry.name for entry in path.parent.iterdir() if entry != path]
         require(not left, f"{left} was left behind")
         require(versions(path, writable=False) == [2] * TILES, "the next save is not there")
         if not killed:

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from strideweave import FormatError, save_tiled, tiled
+from strideweave import FormatError, open_tiled, save_tiled, tiled
 from strideweave.dtype import DType
 from strideweave.store import Manifest, is_store, open_store, read_manifest
 from strideweave.tiles.grid import TileGrid
@@ -206,12 +206,26 @@ def test_a_link_in_the_place_of_a_file_is_not_written_through(store, tmp_path, n
     (store / name).rename(elsewhere)
     before = elsewhere.read_bytes()
     (store / name).symlink_to(elsewhere)
-    if name == "strideweave.json":
-        open_store(store, "r+").carrier.release()  # it is only read
-    else:
-        with pytest.raises(FormatError, match="symbolic link"):
-            open_store(store, "r+")
+    with pytest.raises(FormatError, match="symbolic link") as caught:
+        open_store(store, "r+")
+    assert (caught.value.path, caught.value.found) == (str(store / name), str(elsewhere))
     assert elsewhere.read_bytes() == before
+
+
+def test_a_link_in_the_place_of_the_manifest_is_not_read_through(store, tmp_path, values):
+    """Neither where it leads to a manifest nor where it leads to nothing; and what has one is not replaced."""
+    manifest = store / "strideweave.json"
+    elsewhere = manifest.rename(tmp_path / "elsewhere")
+    manifest.symlink_to(elsewhere)
+    for look in (open_store, read_manifest, open_tiled):
+        with pytest.raises(FormatError, match="symbolic link"):
+            look(store)
+    with pytest.raises(FormatError, match="only a store can be replaced"):
+        save_tiled(tiled(values, (2, 4)), store, overwrite=True)
+    assert manifest.is_symlink()
+    elsewhere.unlink()
+    with pytest.raises(FormatError, match="symbolic link"):
+        open_store(store)
 
 
 def test_a_link_to_the_directory_is_followed(store, tmp_path, values):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -297,11 +298,35 @@ def test_what_only_looks_like_an_unfinished_store_stays(tmp_path, values):
     left = tmp_path / ".store.aaaaaaaaaaaa.saving"
     left.mkdir()
     (left / "tiles.bin").write_bytes(b"half a save")
+    just_made = tmp_path / ".store.bbbbbbbbbbbb.saving"  # by a process that was killed then
+    just_made.mkdir()
     save_tiled(tiled(values, (2, 4)), tmp_path / "store")
     assert sorted(path.name for path in mine.iterdir()) == ["thesis.txt"]
     assert sorted(path.name for path in foreign.iterdir()) == ["thesis.txt"]
     assert link.is_symlink() and (elsewhere / "tiles.bin").is_file()
-    assert not left.exists()
+    assert not left.exists() and not just_made.exists()
+
+
+@pytest.mark.parametrize("state", ["gone", "locked"])
+def test_a_save_whose_directory_another_takes_for_left_behind_makes_another(
+    tmp_path, values, monkeypatch, state
+):
+    """Between the making of the directory and its lock nobody can tell that the one who made it lives."""
+    others, plain = [], writer.WriterLock
+
+    def lock(path):
+        if not others:
+            others.append(plain(path))
+            if state == "gone":
+                shutil.rmtree(Path(path).parent)
+        return plain(path)
+
+    monkeypatch.setattr(writer, "WriterLock", lock)
+    save_tiled(tiled(values, (2, 4)), tmp_path / "store")
+    others[0].close()
+    assert np.array_equal(open_tiled(tmp_path / "store").numpy(), values)
+    save_tiled(tiled(values, (2, 4)), tmp_path / "store", overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
 def test_a_store_of_more_tiles_than_one_can_have_is_refused(tmp_path, values, monkeypatch):

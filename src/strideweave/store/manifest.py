@@ -23,7 +23,7 @@ from strideweave.tiles.grid import TileGrid
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DATA", "FILES", "JOURNAL", "LOCK", "MANIFEST", "MOST_TILES", "TABLE", "Manifest"]
+__all__ = ["DATA", "FILES", "JOURNAL", "LOCK", "MANIFEST", "MOST_TILES", "TABLE", "Manifest", "require_plain"]
 
 MANIFEST = "strideweave.json"
 DATA = "tiles.bin"
@@ -118,7 +118,7 @@ class Manifest:
 
         Raises:
             FileNotFoundError: there is none.
-            FormatError: it is not one, or contradicts itself; the message says where.
+            FormatError: it is not one, is a symbolic link, or contradicts itself; the message says where.
             OSError: the system refused.
         """
         path = str(Path(directory, MANIFEST))
@@ -243,7 +243,8 @@ def _plain(nested: Any) -> Any:
 
 
 def _content(path: str) -> bytes:
-    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    require_plain(path)
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
         status = os.fstat(number)
         if not stat.S_ISREG(status.st_mode):
@@ -258,6 +259,17 @@ def _content(path: str) -> bytes:
         return os.read(number, _MOST_BYTES + 1)
     finally:
         os.close(number)
+
+
+def require_plain(path: str) -> None:
+    """Refuse a symbolic link: a store's files are in its directory, and nowhere else.
+
+    Raises:
+        FormatError: as said.
+    """
+    if Path(path).is_symlink():
+        found = str(Path(path).readlink())
+        raise FormatError("a file of a store must not be a symbolic link", path=path, found=found)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

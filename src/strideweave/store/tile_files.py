@@ -25,8 +25,8 @@ from strideweave.store.checksums import sums_of
 from strideweave.store.durable_names import sync_names
 from strideweave.store.journal import JournaledTile, entry_head
 from strideweave.store.lock import WriterLock
-from strideweave.store.manifest import LOCK, Manifest
-from strideweave.store.tile_reader import TilePlaces, TileReader, require_plain
+from strideweave.store.manifest import LOCK, Manifest, require_plain
+from strideweave.store.tile_reader import TilePlaces, TileReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -28,7 +28,7 @@ from strideweave.io.positioned import (
 from strideweave.runtime.workers import run_jobs
 from strideweave.store.checksums import checksum_function, digits, sums_of
 from strideweave.store.journal import JournaledTile, newest_tiles
-from strideweave.store.manifest import DATA, JOURNAL, TABLE, Manifest
+from strideweave.store.manifest import DATA, JOURNAL, TABLE, Manifest, require_plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Ordinals = npt.NDArray[np.int64]
     Bytes = npt.NDArray[np.uint8]
 
-__all__ = ["TilePlaces", "TileReader", "require_plain"]
+__all__ = ["TilePlaces", "TileReader"]
 
 ATTEMPTS = 16
 """How often a tile that is being overwritten is looked for. Each attempt that fails means that a writer has ended a
@@ -306,13 +306,6 @@ class TileReader:
         if self._journal is None:  # of a store that is open for reading, when it was looked for
             raise FormatError("the store has no journal", path=self._path(JOURNAL))
         return self._journal
-
-
-def require_plain(path: str) -> None:
-    """Refuse a symbolic link: a store's files are in its directory, and nowhere else."""
-    if Path(path).is_symlink():
-        found = str(Path(path).readlink())
-        raise FormatError("a file of a store must not be a symbolic link", path=path, found=found)
 
 
 def _require_no_tiny(file: OpenFile, nbytes: int) -> None:

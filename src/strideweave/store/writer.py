@@ -84,12 +84,16 @@ class StoreWriter:
         """
         check_target(self._path, overwrite=self._overwrite)
         _remove_unfinished(self._path)
-        made = self._path.parent / f".{self._path.name}.{secrets.token_hex(_NAME_BYTES)}"
-        made.mkdir()
-        self._directory = made
-        self._lock = WriterLock(str(made / LOCK))
-        # Locked before it has the name by which unfinished ones are found and removed.
-        self._directory = made.rename(made.with_name(made.name + _UNFINISHED))
+        while self._lock is None:
+            made = self._path.parent / f".{self._path.name}.{secrets.token_hex(_NAME_BYTES)}{_UNFINISHED}"
+            made.mkdir()
+            self._directory = made
+            try:
+                self._lock = WriterLock(str(made / LOCK))
+            except OSError as error:
+                # Until it is locked it looks like what a killed save has left, and another save may remove it.
+                if error.errno not in (errno.EBUSY, errno.ENOENT):
+                    raise
         for file, size in ((DATA, self.manifest.data_bytes), (TABLE, 0), (JOURNAL, 0)):
             self._files[file] = _create(self._place / file, size)
 
@@ -190,7 +194,8 @@ def check_target(path: Path, *, overwrite: bool) -> None:
     if not overwrite:
         message = "something is there already; overwrite=True replaces a store"
         raise FileExistsError(errno.EEXIST, message, str(path))
-    if path.is_symlink() or not (path / MANIFEST).is_file():
+    manifest = path / MANIFEST
+    if path.is_symlink() or manifest.is_symlink() or not manifest.is_file():
         raise FormatError(
             "only a store can be replaced; remove what is there, or save to another place",
             path=str(path),
