@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from strideweave.io.spill import SPILL_VARIABLE, SpillDirectory
+from strideweave.io import spill as spill_module
+from strideweave.io.spill import SPILL_VARIABLE, SpillDirectory, remove_abandoned
 from strideweave.runtime.event_loop import current_runtime
+from waiting import until
 
 
 @pytest.fixture
@@ -192,3 +198,160 @@ def test_a_multiprocessing_child_removes_its_own_directory_and_leaves_its_parent
 
 def test_the_runtime_has_one_spill_directory() -> None:
     assert current_runtime().service(SpillDirectory) is current_runtime().service(SpillDirectory)
+
+
+LEFT = """
+    import os, signal, sys
+    import numpy as np
+    from strideweave import FileBacked
+    carrier = FileBacked().new_like(np.zeros(8, np.float32))
+    print(os.path.dirname(carrier.path), flush=True)
+"""
+
+
+def left_behind(
+    place: Path, ending: str = "os.kill(os.getpid(), signal.SIGKILL)", pass_fds: tuple[int, ...] = ()
+) -> Path:
+    """The spill directory of a process that was killed."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(LEFT) + textwrap.dedent(ending)],
+        env={**os.environ, SPILL_VARIABLE: str(place)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        pass_fds=pass_fds,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    directory = Path(done.stdout.strip())
+    assert [path.name for path in directory.iterdir()] == ["spill-0.bin"]
+    return directory
+
+
+def test_what_a_killed_process_has_left_goes_with_the_next_first_spill(
+    spill: SpillDirectory, tmp_path: Path
+) -> None:
+    left = [left_behind(tmp_path), left_behind(tmp_path)]
+    file = spill.create(size=10)
+    until(lambda: not any(path.exists() for path in left))
+    assert Path(file.path).exists()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_a_living_process_has_stays(spill: SpillDirectory, tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(LEFT) + "sys.stdin.read()"],
+        env={**os.environ, SPILL_VARIABLE: str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with child:
+        assert child.stdout is not None
+        theirs = Path(child.stdout.readline().strip())
+        mine = Path(spill.create().path)
+        remove_abandoned(tmp_path)
+        assert (theirs / "spill-0.bin").exists() and mine.exists()
+        child.kill()
+    remove_abandoned(tmp_path)
+    assert list(tmp_path.iterdir()) == [mine.parent]
+
+
+def test_what_a_forked_child_still_reads_stays_until_that_has_ended(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    directory = left_behind(
+        tmp_path,
+        f"""
+        if os.fork():
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.closerange(0, 3)
+        os.read({reader}, 1)
+        os._exit(0 if carrier[7] == 0 else 1)
+        """,
+        pass_fds=(reader,),
+    )
+    remove_abandoned(tmp_path)
+    assert directory.exists()
+    os.write(writer, b"x")
+    for end in (reader, writer):
+        os.close(end)
+    until(lambda: remove_abandoned(tmp_path) or not directory.exists())
+
+
+def test_what_is_not_certainly_left_behind_stays(tmp_path: Path) -> None:
+    """Another machine's, another version's, one that others may enter, a file, a link, and what is called alike."""
+    name = left_behind(tmp_path).name
+    process, machine, word = re.fullmatch(r"strideweave-(\d+)-([0-9a-f]{8})-(\w+)", name).groups()
+    other = f"{int(machine, 16) ^ 1:08x}"
+    made = [
+        tmp_path / f"strideweave-{process}-{other}-{word}",
+        tmp_path / f"strideweave-{process}-{word}",
+        tmp_path / f"{name}.backup",
+        tmp_path / f"my-{name}",
+        tmp_path / f"strideweave-{process}-{machine}-open",
+    ]
+    for path in made:
+        path.mkdir(mode=0o700)
+        (path / "thesis.txt").write_text("the only copy")
+    made[-1].chmod(0o755)
+    file = tmp_path / f"strideweave-{process}-{machine}-file"
+    file.write_text("no directory")
+    link = tmp_path / f"strideweave-{process}-{machine}-link"
+    link.symlink_to(made[0])
+    remove_abandoned(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([*made, file, link])
+    assert all((path / "thesis.txt").exists() for path in made)
+
+
+def test_a_directory_that_is_taken_for_left_behind_before_it_is_locked_is_made_again(
+    spill: SpillDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, taken = tempfile.mkdtemp, []
+
+    def mkdtemp(**options: str) -> str:
+        path = plain(**options)
+        if len(taken) < 2:
+            taken.append(path)
+            if len(taken) == 1:
+                remove_abandoned(tmp_path)
+            else:
+                held.append(spill_module._lock(path))
+        return path
+
+    held: list[object] = []
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    file = spill.create(size=10)
+    assert len(taken) == 2 and str(Path(file.path).parent) not in taken
+    assert not Path(taken[0]).exists()
+    held.clear()
+    remove_abandoned(tmp_path)
+    assert list(tmp_path.iterdir()) == [Path(file.path).parent]
+
+
+def test_where_directories_cannot_be_locked_nothing_is_removed(
+    spill: SpillDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = left_behind(tmp_path)
+
+    def flock(number: int, operation: int) -> None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr(spill_module.fcntl, "flock", flock)
+    assert Path(spill.create().path).exists()
+    remove_abandoned(tmp_path)
+    assert left.exists()
+
+
+def test_two_cleaners_at_once_do_not_hinder_each_other(tmp_path: Path) -> None:
+    first = left_behind(tmp_path)
+    left = [first, *[first.with_name(f"{first.name}{letter}") for letter in "ab"]]
+    for path in left[1:]:
+        path.mkdir(mode=0o700)
+    for number in range(2000):
+        (left[number % 3] / str(number)).touch()
+    threads = [threading.Thread(target=remove_abandoned, args=(tmp_path,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert list(tmp_path.iterdir()) == []
