@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strideweave.carriers.extension.definition import CarrierDefinition
+    from strideweave.carriers.part_cover import StagingArea
     from strideweave.io.files import OpenFile
     from strideweave.layout import Layout
     from strideweave.operations.definition import Operation, OperationCapability
@@ -73,6 +74,9 @@ class Carrier(CarrierLifecycle):
     #: short lock. True lets it take its time and wait for I/O: meanwhile no lock is held, and ``release()``
     #: and a claim are refused with PendingWorkError.
     _slots_do_io: ClassVar[bool] = True
+
+    #: Bounded memory that reading its slots takes besides that which they go to, where it takes any.
+    _beside: StagingArea | None = None
 
     #: What ``strideweave.carriers.extension`` installs on an exact class; ``_installed`` reads it.
     _definition: ClassVar[CarrierDefinition | None] = None

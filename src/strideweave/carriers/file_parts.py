@@ -10,6 +10,7 @@ import numpy as np
 
 from strideweave.carriers.base import CarrierStatistics
 from strideweave.carriers.in_place import InPlaceCarrier
+from strideweave.carriers.part_cover import SMALL_PIECE, StagingArea
 from strideweave.carriers.part_reading import PartTable, SlotSpans, changed, read_parts
 from strideweave.errors import ImmutableError
 from strideweave.io.file_pool import ChangedFile, FilePool, open_known, still_known
@@ -37,12 +38,18 @@ class FilePartsStatistics(CarrierStatistics):
         files: how many files it lies in.
         bytes_read: bytes read from them so far.
         pieces_read: contiguous pieces that these were.
+        staging_bytes: memory that small pieces which lie close together are read into now, before they are copied.
+        peak_staging_bytes: the largest value ``staging_bytes`` ever had.
+        staging_limit_bytes: the bound of both.
     """
 
     name: str
     files: int
     bytes_read: int
     pieces_read: int
+    staging_bytes: int
+    peak_staging_bytes: int
+    staging_limit_bytes: int
 
 
 @final
@@ -67,6 +74,8 @@ class FileParts(InPlaceCarrier):
         super().__init__(table.map.grid.slot_count, dtype=dtype, mutable=False)
         self._table = table
         self._bytes_read = self._pieces_read = 0
+        is_small = table.map.run_size * table.itemsize < SMALL_PIECE
+        self._beside: StagingArea = StagingArea() if is_small else StagingArea(0)
         self._finalizer = weakref.finalize(self, _forget, table.files)
         self._finalizer.atexit = False  # the runtime closes the whole pool
 
@@ -86,11 +95,14 @@ class FileParts(InPlaceCarrier):
             files=len(self._table.files),
             bytes_read=self._bytes_read,
             pieces_read=self._pieces_read,
+            staging_bytes=self._beside.in_use,
+            peak_staging_bytes=self._beside.peak,
+            staging_limit_bytes=self._beside.capacity,
         )
 
     async def _read_into(self, spans: Sequence[SlotSpans]) -> None:
         """Read spans of slots into memory; see ``read_parts``."""
-        nbytes, pieces = await read_parts(self._table, spans)
+        nbytes, pieces = await read_parts(self._table, spans, self._beside)
         with self._lock:
             self._bytes_read += nbytes
             self._pieces_read += pieces

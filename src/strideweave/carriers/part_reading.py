@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from strideweave.carriers.part_cover import Cover, find_cover
+from strideweave.carriers.part_cover import find_covers
 from strideweave.errors import FileChangedError
-from strideweave.io.buffers import aligned_array
 from strideweave.io.engine import ShortFileError, default_engine
 from strideweave.io.file_pool import ChangedFile, FilePool, KnownFile, still_known
 from strideweave.io.positioned import SpanBatch, SpanBlock
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from strideweave.carriers.part_cover import Cover, StagingArea
     from strideweave.io.files import OpenFile
     from strideweave.tiles.part_map import PartMap
 
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["PartTable", "SlotRuns", "SlotSpans", "changed", "read_parts", "slot_runs"]
 
 MOST_RUNS = 4096
-"""Runs that are looked for at once, at most: it takes about a fifth of a millisecond. Small ones that are read as
-ranges take up to twice their size in memory meanwhile, which is 8 MiB."""
+"""Runs that are looked for at once, at most: it takes about a fifth of a millisecond."""
 
 MOST_SPANS = 256
 """Spans that the engine is given at once, at most, as of tiles: more would hold up the loop by a millisecond."""
@@ -126,6 +125,14 @@ class _Pieces(NamedTuple):
         return _Pieces(files[part], offsets[part], slots[part], places[part], nbytes, memory)
 
 
+class _Covered(NamedTuple):
+    """Pieces of one file that are read as ranges."""
+
+    file: OpenFile
+    cover: Cover
+    pieces: _Pieces
+
+
 def slot_runs(table: PartTable, starts: Integers, slots: int, places: Integers) -> Iterator[SlotRuns]:
     """Cut spans of slots at the borders of runs, a bounded number at a time.
 
@@ -171,12 +178,13 @@ def _whole(starts: Integers, count: int, places: Integers, size: int, width: int
             )
 
 
-async def read_parts(table: PartTable, spans: Iterable[SlotSpans]) -> tuple[int, int]:
+async def read_parts(table: PartTable, spans: Iterable[SlotSpans], area: StagingArea) -> tuple[int, int]:
     """Read spans of slots into memory.
 
     Args:
         table: the parts.
         spans: the spans, memory by memory; together they are as few batches as their number allows.
+        area: memory for small pieces that are read as ranges.
 
     Returns:
         How many bytes were read from the files, and in how many pieces.
@@ -193,17 +201,17 @@ async def read_parts(table: PartTable, spans: Iterable[SlotSpans]) -> tuple[int,
             pieces += len(runs.slots)
             waiting += len(runs.slots)
             if waiting >= MOST_RUNS:
-                nbytes += await _read_batch(table, batch)
+                nbytes += await _read_batch(table, batch, area)
                 batch, waiting = [], 0
     if batch:
-        nbytes += await _read_batch(table, batch)
+        nbytes += await _read_batch(table, batch, area)
     return nbytes, pieces
 
 
-async def _read_batch(table: PartTable, batch: Sequence[_Pieces]) -> int:
+async def _read_batch(table: PartTable, batch: Sequence[_Pieces], area: StagingArea) -> int:
     """Read pieces, from as many files at a time as may be open; gives the bytes read."""
     pool = current_runtime().service(FilePool)
-    return sum([await _read_group(table, pool, group) for group in _groups(batch, pool.capacity)])
+    return sum([await _read_group(table, pool, group, area) for group in _groups(batch, pool.capacity)])
 
 
 def _find(table: PartTable, runs: SlotRuns, memory: NDArray[np.uint8]) -> _Pieces:
@@ -249,39 +257,73 @@ def _groups(batch: Sequence[_Pieces], most_files: int) -> Iterator[_Group]:
         yield group
 
 
-async def _read_group(table: PartTable, pool: FilePool, group: _Group) -> int:
+async def _read_group(table: PartTable, pool: FilePool, group: _Group, area: StagingArea) -> int:
     """Read the pieces in some files, and see that these are what they were all the while; gives the bytes read."""
     parts = [(table.files[number], pieces) for number, pieces in group]
     nbytes = 0
     try:
         async with pool.hold(list(dict.fromkeys([known for known, _ in parts]))) as files:
-            blocks: list[SpanBlock] = []
-            covers: list[tuple[Cover, NDArray[np.uint8], _Pieces]] = []
+            direct: list[SpanBlock] = []
+            covered: list[_Covered] = []
             for known, pieces in parts:
-                cover = find_cover(pieces.offsets, pieces.nbytes)
-                if cover is None:
-                    _, offsets, _, places, length, memory = pieces
-                    blocks.append(SpanBlock(files[known], offsets, memory, places, length))
-                else:
-                    staging = aligned_array(cover.nbytes)
-                    covers.append((cover, staging, pieces))
-                    blocks += cover.blocks(files[known], staging)
+                for part, cover in find_covers(pieces.offsets, pieces.nbytes, area.load_bytes):
+                    if cover is None:
+                        _, offsets, _, places, length, memory = pieces.part(part)
+                        direct.append(SpanBlock(files[known], offsets, memory, places, length))
+                    else:
+                        covered.append(_Covered(files[known], cover, pieces.part(part)))
             try:
-                for batch in _batches(blocks):
-                    await default_engine().read(batch)
-                    nbytes += batch.total
+                nbytes += await _read_blocks(direct)
+                for load in _loads(covered, area.load_bytes):
+                    async with area.hold(sum([one.cover.nbytes for one in load])) as staging:
+                        lying = list(zip(load, _portions(staging, load), strict=True))
+                        nbytes += await _read_blocks(
+                            [block for one, there in lying for block in one.cover.blocks(one.file, there)]
+                        )
+                        _check_all(files)
+                        for one, there in lying:
+                            await one.cover.spread(there, one.pieces.memory, one.pieces.places)
             except ShortFileError as error:
                 _check_all(files)  # which knows better what has happened
                 raise _short(table, parts, error) from error
             _check_all(files)
-        for cover, staging, pieces in covers:
-            await cover.spread(staging, pieces.memory, pieces.places)
     except ChangedFile as change:
         pieces = next(pieces for known, pieces in parts if known is change.file)
         raise changed(table, change, int(pieces.slots[0]), int(pieces.offsets[0])) from change.__cause__
     except OSError as error:
         error.add_note(f"while reading tensor {table.name!r}")
         raise
+    return nbytes
+
+
+def _loads(covered: Sequence[_Covered], most: int) -> Iterator[list[_Covered]]:
+    """Covers of at most so many bytes together, each of which has no more."""
+    load: list[_Covered] = []
+    nbytes = 0
+    for one in covered:
+        if nbytes + one.cover.nbytes > most:
+            yield load
+            load, nbytes = [], 0
+        load.append(one)
+        nbytes += one.cover.nbytes
+    if load:
+        yield load
+
+
+def _portions(staging: NDArray[np.uint8], load: Sequence[_Covered]) -> Iterator[NDArray[np.uint8]]:
+    """The memory of each cover of a load."""
+    first = 0
+    for one in load:
+        yield staging[first : first + one.cover.nbytes]
+        first += one.cover.nbytes
+
+
+async def _read_blocks(blocks: Sequence[SpanBlock]) -> int:
+    """Read blocks, some spans at a time; gives the bytes read."""
+    nbytes = 0
+    for batch in _batches(blocks):
+        await default_engine().read(batch)
+        nbytes += batch.total
     return nbytes
 
 

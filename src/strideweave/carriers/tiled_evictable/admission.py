@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strideweave.carriers.tiled_evictable.budget import Budget
+from strideweave.carriers.tiled_evictable.memory_limit import share_beside
 from strideweave.carriers.tiled_evictable.statistics import TrafficCounters
 from strideweave.errors import InvalidTileError
 from strideweave.runtime.locks import short_lock
@@ -70,8 +71,15 @@ class Admission:
         self.counters.note_reserved(self.table.resident_count)
         self.counters.note_memory(self.memory_bytes)
         self.budget: Budget | None = None
+        beside = secondary.beside
+        share = None
         if memory_limit is not None:
-            self.budget = Budget(memory_limit, self.tile_bytes, self.table, self.ledger, self.counters)
+            share = 0 if beside is None else share_beside(memory_limit, self.tile_bytes, beside.capacity)
+            self.budget = Budget(
+                memory_limit, self.tile_bytes, self.table, self.ledger, self.counters, beside=share
+            )
+        if beside is not None:
+            beside.report_to(self.note_staging, share)
         self._classes = classes
         self.unit = np.dtype(f"u{prototype.dtype().itemsize}")
         self._passages: dict[int, Passage] = {}
@@ -205,6 +213,12 @@ class Admission:
     def _planned(self, entry: LedgerEntry, plan: RequestPlan) -> Ordinals:
         """The tiles that a plan promotes besides; one that the request does not hold is somebody else's."""
         return plan.extra[np.isin(plan.extra, entry.needs) & self.table.is_valid(plan.extra)]
+
+    def note_staging(self, nbytes: int) -> None:
+        """Memory for staging was taken or, negative, given back."""
+        with self.lock:
+            self.counters.note_staging(nbytes)
+            self.counters.note_memory(self.memory_bytes)
 
     def count(self, **amounts: int) -> None:
         """Add to the running counts of these names."""

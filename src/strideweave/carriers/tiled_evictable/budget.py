@@ -36,17 +36,30 @@ class Budget:
     """The memory of one tiled carrier under its limit; plain bookkeeping under the carrier's lock.
 
     Args:
-        limit: bytes.
+        memory_limit: bytes.
         tile_bytes: bytes of one tile.
         table: where tiles are.
         ledger: who holds tiles.
         counters: what is in use.
+        beside: bytes of the limit that are set aside, for what reading takes beside tiles and their staging.
+
+    Attributes:
+        memory_limit: as given.
+        limit: bytes that tiles and their staging may take.
     """
 
     def __init__(
-        self, limit: int, tile_bytes: int, table: ResidencyTable, ledger: Ledger, counters: TrafficCounters
+        self,
+        memory_limit: int,
+        tile_bytes: int,
+        table: ResidencyTable,
+        ledger: Ledger,
+        counters: TrafficCounters,
+        *,
+        beside: int = 0,
     ) -> None:
-        self.limit = limit
+        self.memory_limit = memory_limit
+        self.limit = memory_limit - beside
         self._tile_bytes = tile_bytes
         self._table, self._ledger, self._counters = table, ledger, counters
         every = np.arange(len(ledger.needed))
@@ -85,9 +98,11 @@ class Budget:
                 remedy = "take fewer tiles at a time, let a policy evict what need not stay"
             else:  # an operation on all tiles, which keeps none
                 parts, remedy = f"to stage {size}", "cut the array into smaller tiles"
+            beside = self.memory_limit - self.limit
+            spared = f", of which reading small pieces of files takes {beside}" if beside else ""
             raise MemoryError(
-                f"{kind} needs {need} bytes at once ({parts}), more than memory_limit={self.limit}; "
-                f"{remedy}, or raise the limit"
+                f"{kind} needs {need} bytes at once ({parts}), more than memory_limit={self.memory_limit}"
+                f"{spared}; {remedy}, or raise the limit"
             )
 
     # What happens to tiles

@@ -191,7 +191,7 @@ class TiledEvictable(DependentCarrier):
     def memory_limit(self) -> int | None:
         """The most bytes that tiles may take in memory; None without a limit."""
         budget = self._traffic.budget
-        return None if budget is None else budget.limit
+        return None if budget is None else budget.memory_limit
 
     # Residency
 

@@ -6,7 +6,9 @@ from mmap import PAGESIZE
 
 from strideweave.layout.int_tuple import as_integer
 
-__all__ = ["check_memory_limit", "warm_bytes"]
+__all__ = ["check_memory_limit", "share_beside", "warm_bytes"]
+
+_SHARE_BESIDE = 16  # a limit sets so small a part aside for what reading takes beside tiles
 
 
 def check_memory_limit(limit: object, tile_bytes: int, resident_bytes: int) -> int | None:
@@ -42,3 +44,14 @@ def warm_bytes(limit: int, tile_bytes: int) -> int:
     Elsewhere a free place may keep more pages than its tile has bytes, so none is kept.
     """
     return 0 if tile_bytes % PAGESIZE else limit
+
+
+def share_beside(limit: int, tile_bytes: int, most: int) -> int:
+    """How much of a limit is set aside for memory that reading takes beside tiles; room for a tile is left.
+
+    Args:
+        limit: bytes.
+        tile_bytes: bytes of one tile.
+        most: what reading can make use of.
+    """
+    return min(most, limit // _SHARE_BESIDE, limit - tile_bytes)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from strideweave.carriers.base import Carrier
+    from strideweave.carriers.part_cover import StagingArea
     from strideweave.tiles.grid import TileGrid
 
     Ordinals = npt.NDArray[np.int64]
@@ -165,6 +166,11 @@ class SecondaryStore:
         self._writable = writable
         self._spill: Carrier | None = None
         self._spilled: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def beside(self) -> StagingArea | None:
+        """Memory that reading the tier takes besides that which tiles go to, where it takes any."""
+        return self._carrier._beside
 
     def places(self, ordinals: Ordinals) -> Iterator[tuple[Carrier, int]]:
         """For each tile, the carrier that holds its value and its first slot there."""

@@ -258,9 +258,7 @@ class Streaming(Transfers):
             carrier = self.prototype._allocate_result(slots)
         else:  # in a mapping of its own, which goes back to the system
             carrier = self.prototype.allocate_like(slots, mutable=True, empty=True)
-        with self.lock:
-            self.counters.note_staging(slots * carrier.dtype().itemsize)
-            self.counters.note_memory(self.memory_bytes)
+        self.note_staging(slots * carrier.dtype().itemsize)
         return carrier
 
     def unstage(self, carrier: Carrier) -> None:
@@ -268,8 +266,7 @@ class Streaming(Transfers):
         slots = carrier.size()
         if self.budget is not None:  # an error's traceback may refer to it for long
             carrier._discard(0, slots)
-        with self.lock:
-            self.counters.note_staging(-slots * carrier.dtype().itemsize)
+        self.note_staging(-slots * carrier.dtype().itemsize)
 
     def _unclaimed(self, ordinals: Ordinals) -> Ordinals:
         """Those tiles that no other request has made primary, or put on their way, since they were sorted out."""
