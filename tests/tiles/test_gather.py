@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strideweave.io.buffers import address_of
+from strideweave.io.scattered import ScatteredMemory
 from strideweave.layout import Layout, row_major
 from strideweave.tiles import gather
 from strideweave.tiles.compact import array_runs, groups, joint_digits, parts
@@ -39,6 +41,11 @@ class Case:
     @property
     def tiles(self):
         return [self.slab[ordinal] for ordinal in self.ordinals]
+
+    def pieces(self, positions):
+        """The tiles at some positions, as pieces of memory."""
+        addresses = address_of(self.slab) + self.ordinals[positions] * self.slab.strides[0]
+        return ScatteredMemory.of(addresses, self.slab.strides[0], self.slab.dtype, self.slab)
 
     def compact(self, extra=0):
         return np.zeros(self.geometry.size + extra, self.slab.dtype)
@@ -146,7 +153,7 @@ def test_rows_of_a_slab_are_copied_like_tiles(case, random, stage):
     compact = case.compact()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather, "_STAGE_BYTES", stage)  # a small one makes several rounds of it
-        case.geometry.copy_rows(case.slab, case.ordinals[positions], positions, compact)
+        case.geometry.copy_pieces(case.pieces(positions), positions, compact)
     np.testing.assert_array_equal(case.read(compact), case.expected())
 
 
@@ -158,11 +165,11 @@ def test_a_part_of_the_tiles_touches_only_its_own_places(case, random, count, fo
     whole, compact = case.compact(), case.compact()
     case.geometry.copy_in([case.tiles[position] for position in case.positions], case.positions, whole)
     compact[:] = ~whole
-    if form == "tiles":
+    if form == "tiles" or not now:
         case.geometry.copy_in([case.tiles[position] for position in now], now, compact)
     else:
         positions = np.array(now, np.intp)
-        case.geometry.copy_rows(case.slab, case.ordinals[positions], positions, compact)
+        case.geometry.copy_pieces(case.pieces(positions), positions, compact)
     assert (compact == whole).sum() == len(now) * case.grid.tile_size
     case.geometry.copy_in([case.tiles[position] for position in later], later, compact)
     np.testing.assert_array_equal(compact, whole)
@@ -176,7 +183,7 @@ def test_rows_at_unequal_distances_find_their_places():
     case.geometry.copy_in(case.tiles, case.positions, whole)
     positions = np.array([0, 3, 2])  # compact coordinates (0, 0), (0, 1) and (2, 0)
     compact[:] = ~whole
-    case.geometry.copy_rows(case.slab, case.ordinals[positions], positions, compact)
+    case.geometry.copy_pieces(case.pieces(positions), positions, compact)
     assert (compact == whole).sum() == 3 * grid.tile_size
 
 
@@ -188,7 +195,7 @@ def test_jobs_in_any_order_do_the_whole_copy(case, random, piece_bytes, form):
         jobs = case.geometry.jobs(case.tiles, case.positions, compact, piece_bytes)
     else:
         positions = np.array(case.positions)
-        jobs = case.geometry.row_jobs(case.slab, case.ordinals, positions, compact, piece_bytes)
+        jobs = case.geometry.piece_jobs(case.pieces(positions), positions, compact, piece_bytes)
     assert not compact.any()
     random.shuffle(jobs)
     for job in jobs:
@@ -221,8 +228,8 @@ def test_large_tiles_are_copied_like_small_ones(order):
     by_tiles, by_rows, by_jobs = case.compact(), case.compact(), case.compact()
     positions = np.array(case.positions)
     case.geometry.copy_in(case.tiles, case.positions, by_tiles)
-    case.geometry.copy_rows(case.slab, case.ordinals, positions, by_rows)
-    for job in case.geometry.row_jobs(case.slab, case.ordinals, positions, by_jobs, 4096):
+    case.geometry.copy_pieces(case.pieces(positions), positions, by_rows)
+    for job in case.geometry.piece_jobs(case.pieces(positions), positions, by_jobs, 4096):
         job()
     np.testing.assert_array_equal(case.read(by_tiles), case.expected())
     np.testing.assert_array_equal(by_rows, by_tiles)
@@ -380,30 +387,44 @@ def test_copies_refuse_what_does_not_fit_and_copy_nothing(small, method, change,
         np.testing.assert_array_equal(array, untouched)
 
 
-@pytest.mark.parametrize("method", ["copy_rows", "row_jobs"])
+@pytest.mark.parametrize("method", ["copy_pieces", "piece_jobs"])
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
-        pytest.param({"slab": np.zeros((4, 5), np.uint32)}, ValueError, "rows of 6 slots of", id="size"),
-        pytest.param({"slab": np.zeros((4, 6), np.uint16)}, ValueError, "and uint16", id="type"),
-        pytest.param({"slab": np.zeros(24, np.uint32)}, ValueError, "rows of 6 slots", id="axes"),
-        pytest.param({"rows": [0, 4]}, IndexError, "rows 0 to 4 of a slab that has 4", id="row"),
-        pytest.param({"rows": [-1, 0]}, IndexError, "rows -1 to 0 of a slab that has 4", id="negative-row"),
-        pytest.param({"rows": [0]}, ValueError, "1 rows and 2 positions", id="count"),
+        pytest.param({"slab": np.zeros((4, 5), np.uint32)}, ValueError, "pieces of 5 slots of", id="size"),
+        pytest.param({"slab": np.zeros((4, 6), np.uint16)}, ValueError, "of uint16", id="type"),
+        pytest.param({"rows": [0]}, ValueError, "1 tiles and 2 positions", id="count"),
+        pytest.param({"rows": [0], "positions": None}, ValueError, "1 tiles and 2 positions", id="not-all"),
         pytest.param({"positions": [0, 2]}, IndexError, "position .* a selection of 2", id="position"),
         pytest.param({"positions": [-1, 0]}, IndexError, "position .* a selection of 2", id="negative"),
         pytest.param({"compact": np.zeros(11, np.uint32)}, ValueError, "at least 12 slots", id="compact"),
     ],
 )
-def test_row_copies_refuse_what_does_not_fit_and_copy_nothing(small, method, change, error, said):
+def test_piece_copies_refuse_what_does_not_fit_and_copy_nothing(small, method, change, error, said):
     slab = change.get("slab", np.full((4, 6), 7, np.uint32))
-    rows, positions = (np.array(change.get(name, [0, 1]), np.intp) for name in ("rows", "positions"))
+    addresses = address_of(slab) + np.array(change.get("rows", [0, 1])) * slab.strides[0]
+    pieces = ScatteredMemory.of(addresses, slab.strides[0], slab.dtype, slab)
+    positions = change.get("positions", [0, 1])
     compact = change.get("compact", np.full(14, 9, np.uint32))
     before = compact.copy()
-    rest = (64,) if method == "row_jobs" else ()
+    rest = (64,) if method == "piece_jobs" else ()
     with pytest.raises(error, match=said):
-        getattr(small.geometry, method)(slab, rows, positions, compact, *rest)
+        getattr(small.geometry, method)(
+            pieces, None if positions is None else np.array(positions), compact, *rest
+        )
     np.testing.assert_array_equal(compact, before)
+
+
+@given(cases(), st.sampled_from([1, 64, 10**6]))
+def test_all_tiles_in_order_need_no_positions(case, piece_bytes):
+    whole, at_once, by_jobs = case.compact(), case.compact(), case.compact()
+    case.geometry.copy_in(case.tiles, case.positions, whole)
+    pieces = case.pieces(np.array(case.positions))
+    case.geometry.copy_pieces(pieces, None, at_once)
+    for job in case.geometry.piece_jobs(pieces, None, by_jobs, piece_bytes):
+        job()
+    np.testing.assert_array_equal(at_once, whole)
+    np.testing.assert_array_equal(by_jobs, whole)
 
 
 def test_many_positions_are_checked_too():
@@ -416,13 +437,10 @@ def test_many_positions_are_checked_too():
 
 
 def test_nothing_to_copy_is_fine(small):
-    nothing = np.empty(0, np.intp)
     compact = small.compact()
     small.geometry.copy_in([], [], compact)
     small.geometry.copy_out([], [], compact)
-    small.geometry.copy_rows(small.slab, nothing, nothing, compact)
     assert small.geometry.jobs([], [], compact, 64) == []
-    assert small.geometry.row_jobs(small.slab, nothing, nothing, compact, 64) == []
     assert not compact.any()
 
 
@@ -430,20 +448,21 @@ def test_nothing_to_copy_is_fine(small):
 
 
 @pytest.mark.parametrize(
-    ("piece_bytes", "jobs"),
+    ("piece_bytes", "jobs", "piece_jobs"),
     [
-        pytest.param(24, 4, id="one-tile-each"),
-        pytest.param(50, 2, id="two-tiles-each"),
-        pytest.param(96, 1, id="all-in-one"),
-        pytest.param(12, 8, id="half-tiles"),
-        pytest.param(1, 24, id="single-slots"),
+        pytest.param(24, 4, 4, id="one-tile-each"),
+        pytest.param(50, 2, 2, id="two-tiles-each"),
+        pytest.param(96, 1, 1, id="all-in-one"),
+        pytest.param(12, 8, 4, id="half-tiles"),
+        pytest.param(1, 24, 4, id="single-slots"),
     ],
 )
-def test_jobs_have_about_the_size_of_a_piece(piece_bytes, jobs):
+def test_jobs_have_about_the_size_of_a_piece(piece_bytes, jobs, piece_jobs):
     case = Case(TileGrid((4,), (6,)), Layout(((6, 4),), ((1, 6),)), 0, [[3, 1, 0, 2]])
     compact, positions = case.compact(), np.array(case.positions)
+    pieces = case.pieces(positions)
     assert len(case.geometry.jobs(case.tiles, case.positions, compact, piece_bytes)) == jobs
-    assert len(case.geometry.row_jobs(case.slab, case.ordinals, positions, compact, piece_bytes)) == jobs
+    assert len(case.geometry.piece_jobs(pieces, positions, compact, piece_bytes)) == piece_jobs
 
 
 def test_reordered_tiles_are_cut_along_their_slowest_axis():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import operator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ __all__ = [
     "HUGE_BYTES",
     "MAPPED_BYTES",
     "PrivateMapping",
+    "address_of",
     "advise_huge",
     "aligned_array",
     "byte_count",
@@ -107,8 +108,13 @@ def page_aligned(nbytes: int) -> NDArray[np.uint8]:
     return _from_multiple(np.empty(nbytes + mmap.PAGESIZE - 1, np.uint8), mmap.PAGESIZE, nbytes)
 
 
+def address_of(array: NDArray[Any]) -> int:
+    """Say where an array begins in memory."""
+    address: int = array.__array_interface__["data"][0]  # half the price of array.ctypes.data
+    return address
+
+
 def _from_multiple(padded: NDArray[np.uint8], alignment: int, nbytes: int) -> NDArray[np.uint8]:
     """View so many bytes of an array, from the first address on that is a multiple of ``alignment``."""
-    address: int = padded.__array_interface__["data"][0]  # half the price of array.ctypes.data
-    start = -address % alignment
+    start = -address_of(padded) % alignment
     return padded[start : start + nbytes]

@@ -36,6 +36,7 @@ from strideweave.tiles.compact import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from strideweave.io.scattered import ScatteredMemory as Pieces
     from strideweave.tiles.grid import TileGrid, TilePlacement
     from strideweave.tiles.selection import TileSelection
 
@@ -224,23 +225,28 @@ class CompactGeometry:
             )
         return result
 
-    def copy_rows(
-        self, slab: Slots, rows: NDArray[np.intp], positions: NDArray[np.intp], compact: Slots
-    ) -> None:
-        """Do what `copy_in` does with tiles that are rows of one array: few NumPy calls for many small tiles.
+    def takes_pieces(self, tile_bytes: int) -> bool:
+        """Tell whether `copy_pieces` is quicker than `copy_in`: not where tiles are large and reordered."""
+        return self.contiguous or tile_bytes < _LARGE_TILE_BYTES
+
+    def copy_pieces(self, tiles: Pieces, positions: NDArray[np.int64] | None, compact: Slots) -> None:
+        """Do what `copy_in` does, with few NumPy calls for many tiles.
 
         Args:
-            slab: shape ``(n, tile_size)``, C-contiguous.
-            rows: the row of each tile.
-            positions: the position of each, distinct.
+            tiles: pieces of memory of ``tile_size`` slots.
+            positions: the position of each, distinct; None where these are all tiles, in order.
             compact: as for `copy_in`.
 
         Raises:
             ValueError: an array has another size or type than that. Nothing was copied.
-            IndexError: a row or a position is out of range. Nothing was copied.
+            IndexError: a position is out of range. Nothing was copied.
         """
-        self._check_rows(slab, rows, positions, compact)
-        self._copy_rows(slab, rows, self.starts(positions), compact)
+        self._check_pieces(tiles, positions, compact)
+        if positions is None and self._is_stack:
+            tiles.copy(None, compact[: self.size])
+            return
+        starts, order = _ascending(self.starts(np.arange(len(tiles)) if positions is None else positions))
+        self._copy_pieces(tiles, starts, order, compact)
 
     def jobs(
         self, tiles: Sequence[Slots], positions: Sequence[int], compact: Slots, piece_bytes: int
@@ -267,28 +273,25 @@ class CompactGeometry:
             for part in groups(len(tiles), piece_bytes // tile_bytes)
         ]
 
-    def row_jobs(
-        self,
-        slab: Slots,
-        rows: NDArray[np.intp],
-        positions: NDArray[np.intp],
-        compact: Slots,
-        piece_bytes: int,
+    def piece_jobs(
+        self, tiles: Pieces, positions: NDArray[np.int64] | None, compact: Slots, piece_bytes: int
     ) -> list[Job]:
-        """Split `copy_rows` as `jobs` splits `copy_in`.
+        """Split `copy_pieces` as `jobs` splits `copy_in`.
 
         Raises:
-            ValueError: as `copy_rows`, before any job is made.
+            ValueError: as `copy_pieces`, before any job is made.
             IndexError: likewise.
         """
-        self._check_rows(slab, rows, positions, compact)
-        tile_bytes = self.tile_size * compact.itemsize
-        if tile_bytes > piece_bytes:
-            return self.jobs([slab[row] for row in rows.tolist()], positions.tolist(), compact, piece_bytes)
-        starts, rows = _ascending(self.starts(positions), rows)
+        self._check_pieces(tiles, positions, compact)
+        if positions is None and self._is_stack:
+            return tiles.jobs(None, compact[: self.size], piece_bytes)
+        starts, order = _ascending(self.starts(np.arange(len(tiles)) if positions is None else positions))
+        runs = [*array_runs(starts, self.tile_size)]
+        if self.contiguous and len(runs) == 1:
+            return tiles.jobs(order, self._run(compact, starts), piece_bytes)
         return [
-            partial(self._copy_rows, slab, rows[part], starts[part], compact)
-            for part in groups(len(rows), piece_bytes // tile_bytes)
+            partial(self._copy_pieces, tiles, starts[part], order[part], compact)
+            for part in groups(len(order), piece_bytes // (self.tile_size * compact.itemsize))
         ]
 
     def _copy(self, tiles: Sequence[Slots], starts: NDArray[np.int64], compact: Slots) -> None:
@@ -304,15 +307,19 @@ class CompactGeometry:
             # One call for many tiles: a Python loop costs more than the copy of a small tile.
             np.concatenate(tiles[first:stop], out=out, casting="no")
 
-    def _copy_rows(
-        self, slab: Slots, rows: NDArray[np.intp], starts: NDArray[np.int64], compact: Slots
+    def _copy_pieces(
+        self, tiles: Pieces, starts: NDArray[np.int64], order: NDArray[np.int64], compact: Slots
     ) -> None:
-        if self.contiguous:
-            self._take_runs(slab, rows, starts, compact)
-        elif self.tile_size * slab.itemsize < _LARGE_TILE_BYTES:
-            self._stage_rows(slab, rows, starts, compact)
-        else:
-            self._copy([slab[row] for row in rows.tolist()], starts, compact)
+        if not self.contiguous:
+            self._stage_pieces(tiles, starts, order, compact)
+            return
+        for first, stop in array_runs(starts, self.tile_size):  # neighbours in the compact array
+            tiles.copy(order[first:stop], self._run(compact, starts[first:stop]))
+
+    def _run(self, compact: Slots, starts: NDArray[np.int64]) -> Slots:
+        """The slots of contiguous tiles that follow each other."""
+        start = int(starts[0])
+        return compact[start : start + len(starts) * self.tile_size]
 
     def _views(
         self, tiles: Sequence[Slots], starts: NDArray[np.int64], compact: Slots
@@ -332,23 +339,10 @@ class CompactGeometry:
             for tile, start in zip(tiles, starts.tolist(), strict=True)
         ]
 
-    def _take_runs(
-        self, slab: Slots, rows: NDArray[np.intp], starts: NDArray[np.int64], compact: Slots
+    def _stage_pieces(
+        self, tiles: Pieces, starts: NDArray[np.int64], order: NDArray[np.int64], compact: Slots
     ) -> None:
-        """Contiguous tiles: one gather of rows for each run of neighbours in the compact array."""
-        starts, rows = _ascending(starts, rows)
-        size = self.tile_size
-        for first, stop in array_runs(starts, size):
-            start = int(starts[first])
-            out = compact[start : start + (stop - first) * size].reshape(stop - first, size)
-            # 'raise', the default, would buffer the output; the rows were checked.
-            np.take(slab, rows[first:stop], axis=0, out=out, mode="clip")
-
-    def _stage_rows(
-        self, slab: Slots, rows: NDArray[np.intp], starts: NDArray[np.int64], compact: Slots
-    ) -> None:
-        """Small reordered tiles: gather some at equal distances, then write them with one assignment."""
-        starts, rows = _ascending(starts, rows)
+        """Reordered tiles: gather some at equal distances, then write them with one assignment."""
         item, dtype = compact.itemsize, compact.dtype
         step = min([step for _, step in self._steps])
         shape = [digit.extent for digit in self._digits]
@@ -358,7 +352,8 @@ class CompactGeometry:
         for first, stop in array_runs(starts, step):
             for begin in range(first, stop, most):
                 count = min(stop - begin, most)
-                stage = slab[rows[begin : begin + count]]
+                stage = np.empty(count * self.tile_size, dtype)
+                tiles.copy(order[begin : begin + count], stage)
                 source = np.ndarray([count, *shape], dtype, stage, self._origin * item, inside)
                 target = np.ndarray([count, *shape], dtype, compact, int(starts[begin]) * item, outside)
                 target[...] = source
@@ -381,6 +376,11 @@ class CompactGeometry:
         return starts
 
     @property
+    def _is_stack(self) -> bool:
+        """Whether the compact array is the tiles one behind the other, in the order of their positions."""
+        return self.contiguous and not self._first and [step for _, step in self._steps] == [self.tile_size]
+
+    @property
     def _tile_count(self) -> int:
         return math.prod([count for count, _ in self._steps])
 
@@ -396,20 +396,16 @@ class CompactGeometry:
                     f"{tile.dtype}"
                 )
 
-    def _check_rows(
-        self, slab: Slots, rows: NDArray[np.intp], positions: NDArray[np.intp], compact: Slots
-    ) -> None:
-        if len(rows) != len(positions):
-            raise ValueError(f"{len(rows)} rows and {len(positions)} positions; give one position per row")
+    def _check_pieces(self, tiles: Pieces, positions: NDArray[np.int64] | None, compact: Slots) -> None:
+        places = self._tile_count if positions is None else len(positions)
+        if len(tiles) != places:
+            raise ValueError(f"{len(tiles)} tiles and {places} positions; give one position per tile")
         self._check_compact(compact)
-        if slab.ndim != 2 or slab.shape[1] != self.tile_size or slab.dtype != compact.dtype:
+        if tiles.piece_slots != self.tile_size or tiles.dtype != compact.dtype:
             raise ValueError(
-                f"a slab is rows of {self.tile_size} slots of {compact.dtype}, got an array of shape "
-                f"{slab.shape} and {slab.dtype}"
+                f"a tile is {self.tile_size} slots of {compact.dtype}, got pieces of {tiles.piece_slots} slots "
+                f"of {tiles.dtype}"
             )
-        # Seen as unsigned, a negative row is a huge one: one pass instead of two.
-        if len(rows) and rows.astype(np.uintp).max() >= len(slab):
-            raise IndexError(f"rows {rows.min()} to {rows.max()} of a slab that has {len(slab)}")
 
     def _check_compact(self, compact: Slots) -> None:
         if compact.ndim != 1 or len(compact) < self.size:
@@ -418,11 +414,9 @@ class CompactGeometry:
             )
 
 
-def _ascending(
-    starts: NDArray[np.int64], rows: NDArray[np.intp]
-) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-    """The starts in ascending order, and the rows in the same one."""
+def _ascending(starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The starts in ascending order, and which that are."""
     if (starts[1:] > starts[:-1]).all():
-        return starts, rows
+        return starts, np.arange(len(starts))
     order = np.argsort(starts)
-    return starts[order], rows[order]
+    return starts[order], order

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from strideweave import CPU, LRU, KeepResident, Streaming
-from strideweave.carriers.tiled_evictable.projection import INLINE_BYTES
+from strideweave.carriers.tiled_evictable import gathering
 from strideweave.carriers.tiled_evictable.traffic import TileTraffic
 
 pytestmark = pytest.mark.anyio
@@ -22,6 +22,12 @@ def long_ways(monkeypatch) -> list[object]:
 
     monkeypatch.setattr(TileTraffic, "bring", watched)
     return took
+
+
+def only_one_in_the_loop(model, monkeypatch):
+    """From now on workers copy two tiles."""
+    for name in ("INLINE_BYTES", "_LOOP_BYTES"):
+        monkeypatch.setattr(gathering, name, model.carrier._traffic.tile_bytes)
 
 
 @pytest.mark.parametrize("policy", [None, KeepResident(), LRU(max_tiles=8)], ids=["none", "keep", "lru"])
@@ -66,13 +72,57 @@ def test_tiles_that_do_not_stay_take_the_long_way(make_model, long_ways):
     assert 3 not in model.primary()
 
 
-def test_more_bytes_than_the_loop_copies_itself_take_the_long_way(make_model, long_ways):
+def test_more_than_the_loop_copies_goes_to_workers_the_short_way_too(make_model, long_ways, monkeypatch):
     model = make_model("primary")
-    model.carrier._traffic.tile_bytes = INLINE_BYTES
+    batches = []
+    run_jobs = gathering.run_jobs
+
+    async def watched(jobs):
+        batches.append(len(jobs))
+        await run_jobs(jobs)
+
+    monkeypatch.setattr(gathering, "run_jobs", watched)
+    only_one_in_the_loop(model, monkeypatch)
     model.check(1)
+    assert not batches
+    model.check(1, 2)
+    assert batches == [1]
     assert not long_ways
+    assert model.carrier.statistics().hits == 3
+    assert model.at_rest()
+
+
+def test_under_a_memory_limit_more_than_the_loop_copies_takes_the_long_way(
+    make_model, long_ways, monkeypatch
+):
+    """A tile could be driven out while workers copy it, if the request had not had its turn."""
+    model = make_model(memory_limit=1 << 20)
     model.check(1, 2)
     assert len(long_ways) == 1
+    only_one_in_the_loop(model, monkeypatch)
+    model.check(1)
+    assert len(long_ways) == 1
+    model.check(1, 2)
+    assert len(long_ways) == 2
+
+
+async def test_an_eviction_that_is_put_off_while_workers_copy_runs_when_they_are_done(
+    make_model, long_ways, monkeypatch
+):
+    model = make_model("primary")
+    traffic = model.carrier._traffic
+    run_jobs = gathering.run_jobs
+
+    async def watched(jobs):
+        traffic.counters.put_off.add(1)
+        await run_jobs(jobs)
+
+    monkeypatch.setattr(gathering, "run_jobs", watched)
+    only_one_in_the_loop(model, monkeypatch)
+    found = await model.project(1, 2)
+    assert np.array_equal(found.numpy(), model.values[[1, 2]])
+    assert not long_ways
+    assert 1 not in model.primary()
 
 
 def test_an_eviction_that_was_put_off_still_runs_when_the_last_request_needs_the_tile_no_longer(

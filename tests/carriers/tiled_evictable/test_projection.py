@@ -416,24 +416,44 @@ def test_multi_axis_selections_come_first_mode_fastest():
     carrier.release()
 
 
-@pytest.mark.parametrize(
-    ("rows", "turns"), [(64, [64]), (65, [64, 1]), (200, [64, 64, 64, 8]), (256, [64] * 4), (257, [])]
-)
-def test_the_loop_copies_small_tiles_a_quarter_of_a_mebibyte_at_once(rows, turns, monkeypatch):
-    """Others get their turn in between; more than a mebibyte, or a larger tile, is a worker's."""
-    copied: list[int] = []
+@pytest.fixture
+def copied(monkeypatch) -> list[int]:
+    """How many tiles the loop has copied at once."""
+    turns: list[int] = []
     copy = gathering.copy_inline
 
     def watched(traffic, geometry, ordinals, positions, compact):
-        copied.append(len(ordinals))
+        turns.append(len(ordinals))
         copy(traffic, geometry, ordinals, positions, compact)
 
     monkeypatch.setattr(gathering, "copy_inline", watched)
     monkeypatch.setattr("strideweave.carriers.tiled_evictable.projection.copy_inline", watched)
+    return turns
+
+
+@pytest.mark.parametrize(("rows", "turns"), [(64, [64]), (256, [256]), (257, [])])
+def test_the_loop_copies_a_mebibyte_of_small_tiles_at_once(rows, turns, copied):
+    """More is the workers'."""
     values = np.arange(260 * 1024, dtype=np.float32).reshape(260, 1024)
     tensor = strideweave.tiled(values, (1, 1024))
     chosen = np.random.default_rng(5).permutation(260)[:rows]
     compact = tensor.carrier.project(tensor, tensor.carrier.select({0: chosen})).wait()
     assert np.array_equal(compact.numpy(), values[chosen])
+    assert copied == turns
+    tensor.carrier.release()
+
+
+@pytest.mark.parametrize(
+    ("columns", "turns"), [(64, [64]), (65, [64, 1]), (200, [64, 64, 64, 8]), (256, [64] * 4), (257, [])]
+)
+def test_the_loop_copies_a_quarter_of_a_mebibyte_at_once_where_values_change_their_order(
+    columns, turns, copied
+):
+    """Others get their turn in between."""
+    values = np.arange(260 * 1024, dtype=np.float32).reshape(4, 260 * 256)
+    tensor = strideweave.tiled(values, (4, 256))
+    chosen = np.random.default_rng(5).permutation(260)[:columns]
+    compact = tensor.carrier.project(tensor, tensor.carrier.select({1: chosen})).wait()
+    assert np.array_equal(compact.numpy(), values.reshape(4, 260, 256)[:, chosen].reshape(4, -1))
     assert copied == turns
     tensor.carrier.release()

@@ -43,6 +43,7 @@ def rows_of(store, ordinals):
     """The tiles one by one; where one array has them all, it must say the same, and so must arrays of places."""
     rows = store.rows(ordinals)
     assert one_by_one(store.place_arrays(ordinals), len(ordinals)) == list(store.places(ordinals))
+    assert store.addresses(ordinals)[0].tolist() == [row.ctypes.data for row in rows]
     block = store.block(ordinals)
     if block is not None:
         array, places = block

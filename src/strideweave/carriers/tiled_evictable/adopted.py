@@ -15,6 +15,7 @@ from strideweave.carriers.tiled_evictable.store import (
     runs,
     tile_rows,
 )
+from strideweave.io.buffers import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,6 +123,15 @@ class AdoptedStore:
             self._rows[ordinal] if at_home else next(away)
             for ordinal, at_home in zip(ordinals.tolist(), home.tolist(), strict=True)
         ]
+
+    def addresses(self, ordinals: Ordinals) -> tuple[Ordinals, object]:
+        """Where each tile begins in memory, and what keeps that alive."""
+        starts = address_of(self._rows) + ordinals * self._rows.strides[0]
+        home = self._home[ordinals]
+        if home.all():
+            return starts, self._rows
+        starts[~home], slabs = self._slabs.addresses(ordinals[~home])
+        return starts, (self._rows, slabs)
 
     def block(self, ordinals: Ordinals) -> tuple[npt.NDArray[np.unsignedinteger], Ordinals] | None:
         """The adopted array or the slab that all of the tiles lie in, and their rows; None for several."""

@@ -23,29 +23,42 @@ if TYPE_CHECKING:
     Ordinals = npt.NDArray[np.int64]
     Flat = npt.NDArray[np.unsignedinteger]
 
-__all__ = ["INLINE_BYTES", "copy_inline", "copy_resident", "copy_streamed"]
+__all__ = ["copy_inline", "copy_resident", "copy_streamed", "loop_bytes"]
 
 _LOOP_BYTES = 4 * INLINE_BYTES  # up to this much, the loop is done before a worker would have come back to it
 _FEW_TILES = 8  # up to this many, copying tile by tile takes less time than preparing to copy them together
 
 
+def loop_bytes(geometry: CompactGeometry) -> int:
+    """Say how much the loop may copy at once: less where values change their order, which takes longer."""
+    return _LOOP_BYTES if geometry.contiguous else INLINE_BYTES
+
+
 async def copy_resident(
-    traffic: TileTraffic, geometry: CompactGeometry, ordinals: Ordinals, positions: Ordinals, compact: Flat
+    traffic: TileTraffic,
+    geometry: CompactGeometry,
+    ordinals: Ordinals,
+    positions: Ordinals | None,
+    compact: Flat,
 ) -> None:
     """Copy tiles from the primary tier: in the loop when they are small together, else in worker threads.
 
-    The loop copies 256 KiB at once, at the most, and others get their turn in between.
+    The loop copies ``loop_bytes`` at once, at the most, and others get their turn in between.
 
     Args:
         traffic: the carrier's.
         geometry: where the tiles of the selection go.
         ordinals: the tiles to copy, resident ones.
-        positions: the position of each in the selection.
+        positions: the position of each in the selection; None where these are all its tiles, in order.
         compact: the compact array.
     """
-    nbytes = len(ordinals) * traffic.tile_bytes
-    if nbytes <= _LOOP_BYTES and traffic.tile_bytes <= INLINE_BYTES:
-        at_once = INLINE_BYTES // traffic.tile_bytes
+    nbytes, most = len(ordinals) * traffic.tile_bytes, loop_bytes(geometry)
+    if nbytes <= _LOOP_BYTES and traffic.tile_bytes <= most:
+        at_once = most // traffic.tile_bytes
+        if len(ordinals) <= at_once:
+            copy_inline(traffic, geometry, ordinals, positions, compact)
+            return
+        positions = np.arange(len(ordinals)) if positions is None else positions
         for first in range(0, len(ordinals), at_once):
             if first:
                 await checkpoint()
@@ -53,23 +66,31 @@ async def copy_resident(
             copy_inline(traffic, geometry, ordinals[turn], positions[turn], compact)
         return
     piece = share_bytes(nbytes)
-    block = traffic.block(ordinals)
-    if block is None:
+    pieces = traffic.pieces(ordinals) if geometry.takes_pieces(traffic.tile_bytes) else None
+    if pieces is None:
         rows = traffic.rows(ordinals)
-        await run_jobs(geometry.jobs(rows, positions.tolist(), compact, piece))
+        places = range(len(ordinals)) if positions is None else positions.tolist()
+        await run_jobs(geometry.jobs(rows, places, compact, piece))
     else:
-        await run_jobs(geometry.row_jobs(*block, positions, compact, piece))
+        jobs = geometry.piece_jobs(pieces, positions, compact, piece)
+        await run_jobs(jobs)
 
 
 def copy_inline(
-    traffic: TileTraffic, geometry: CompactGeometry, ordinals: Ordinals, positions: Ordinals, compact: Flat
+    traffic: TileTraffic,
+    geometry: CompactGeometry,
+    ordinals: Ordinals,
+    positions: Ordinals | None,
+    compact: Flat,
 ) -> None:
     """Copy a few tiles from the primary tier at once; arguments as for ``copy_resident``."""
-    block = traffic.block(ordinals) if len(ordinals) > _FEW_TILES else None
-    if block is None:
-        geometry.copy_in(traffic.rows(ordinals), positions.tolist(), compact)
+    together = len(ordinals) > _FEW_TILES and geometry.takes_pieces(traffic.tile_bytes)
+    pieces = traffic.pieces(ordinals) if together else None
+    if pieces is None:
+        places = range(len(ordinals)) if positions is None else positions.tolist()
+        geometry.copy_in(traffic.rows(ordinals), places, compact)
     else:
-        geometry.copy_rows(*block, positions, compact)
+        geometry.copy_pieces(pieces, positions, compact)
 
 
 async def copy_streamed(

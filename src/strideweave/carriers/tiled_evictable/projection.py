@@ -18,10 +18,10 @@ from strideweave.autograd import is_grad_enabled
 from strideweave.autograd.graph import Node, attach
 from strideweave.carriers.base import Carrier
 from strideweave.carriers.tiled_evictable.gathering import (
-    INLINE_BYTES,
     copy_inline,
     copy_resident,
     copy_streamed,
+    loop_bytes,
 )
 from strideweave.carriers.tiled_evictable.gradient import TileContribution
 from strideweave.carriers.tiled_evictable.traffic import Changes
@@ -234,33 +234,39 @@ class _Projection(Request):
         if not self.begun:
             del self.carrier, self.traffic, self.plan, self.geometry, self.destination, self.source
 
-    def _gather_few(self) -> Tensor | None:
-        """Gather a few resident tiles that stay where they are, at once; None where there is more to do."""
+    async def _gather_resident(self, entry: LedgerEntry) -> Carrier | None:
+        """Gather tiles that are there and stay where they are; None where there is more to do."""
         plan, traffic, geometry = self.plan, self.traffic, self.geometry
         required = plan.required
         count = len(required)
-        if count * traffic.tile_bytes > INLINE_BYTES or not traffic.has_all(plan):
+        few = count * traffic.tile_bytes <= loop_bytes(geometry)
+        # With a memory limit, tiles stay for sure only once the request had its turn; few are copied before any leaves.
+        if not (few or traffic.budget is None) or not traffic.has_all(plan):
             return None
         target = self._allocate() if self.destination is None else self._open_destination()
         compact = self._flat(target)
-        if count > 1:
-            copy_inline(traffic, geometry, required, np.arange(count), compact)
+        if not few:
+            try:
+                await copy_resident(traffic, geometry, required, None, compact)
+            finally:
+                await traffic.finish_with(entry, NO_ORDINALS)  # others may have put off an eviction meanwhile
+        elif count > 1:
+            copy_inline(traffic, geometry, required, None, compact)
         elif geometry.contiguous:  # the smallest request pays for nothing that only others need
             compact[:] = traffic.rows(required)[0]
         else:
             geometry.copy_in(traffic.rows(required), (0,), compact)
-        return self._publish(target)
+        return target
 
     async def work(self) -> Tensor:
         """Bring the tiles, gather them, publish the compact Tensor, then let go of the tiles."""
         entry = self.entry
         if entry is None:
             raise RuntimeError("this projection runs without having been admitted; this is a defect")
-        few = self._gather_few()
-        if few is not None:
-            return few
+        gathered = await self._gather_resident(entry)
+        if gathered is not None:
+            return self._publish(gathered)
         changes = Changes()
-        gathered: Carrier | None = None
         try:
             await self.traffic.reserve_plan(entry, self.plan, self.staging, changes)
             await self.traffic.bring(entry, self.plan, changes)
@@ -281,11 +287,11 @@ class _Projection(Request):
     async def _gather(self, entry: LedgerEntry) -> Carrier:
         traffic, geometry, required = self.traffic, self.geometry, self.plan.required
         at_hand, streamed = self._positions()
-        resident = required if len(at_hand) == len(required) else required[at_hand]
+        resident, places = (required, None) if len(at_hand) == len(required) else (required[at_hand], at_hand)
         if self.destination is None or not len(streamed):
             target = self._allocate() if self.destination is None else self._open_destination()
             if len(at_hand):
-                await copy_resident(traffic, geometry, resident, at_hand, self._flat(target))
+                await copy_resident(traffic, geometry, resident, places, self._flat(target))
             if len(streamed):
                 await copy_streamed(traffic, geometry, required[streamed], streamed, target, entry=entry)
             return target
@@ -293,7 +299,7 @@ class _Projection(Request):
         with self._aside() as target:
             compact = self._flat(target)
             if len(at_hand):
-                await copy_resident(traffic, geometry, resident, at_hand, compact)
+                await copy_resident(traffic, geometry, resident, places, compact)
             await copy_streamed(traffic, geometry, required[streamed], streamed, target, entry=entry)
             if not self.destination._take_over(target):
                 await traffic.copy([(self._flat(self._open_destination()), compact)])

@@ -17,6 +17,7 @@ from strideweave.carriers.tiled_evictable.store import (
     run_bounds,
     tile_rows,
 )
+from strideweave.io.buffers import address_of
 from strideweave.io.recycling import has_room
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class _Slab:
     Attributes:
         carrier: owns the memory.
         rows: a place each.
+        address: where they begin.
         cold: which places are free and have no pages.
         cold_count: how many these are.
         live: how many places hold a tile, or have pages on their way back to the system.
@@ -49,6 +51,7 @@ class _Slab:
 
     carrier: Carrier
     rows: npt.NDArray[np.unsignedinteger]
+    address: int
     cold: npt.NDArray[np.bool_]
     cold_count: int
     live: int = 0
@@ -89,6 +92,7 @@ class SlabStore:
         self._next_slab = 0
         # A place is a number, slab * per_slab + row.
         self._place: Ordinals = np.full(grid.tile_count, -1, np.int64)
+        self._address: Ordinals = np.empty(grid.tile_count, np.int64)  # of each tile that has a place
         self._warm: Ordinals = np.empty(
             0, np.int64
         )  # free places whose pages are there; the end is the warmest
@@ -137,6 +141,9 @@ class SlabStore:
         places = np.concatenate(parts)
         self._count(places, 1)
         self._place[ordinals] = places
+        numbers, rows = np.divmod(places, self._per_slab)
+        slabs = np.array([self._slabs[number].address for number in numbers.tolist()], np.int64)
+        self._address[ordinals] = slabs + rows * self._tile_bytes
 
     def discard(self, ordinals: Ordinals) -> Leftovers:
         """Take the places back; keep pages warm up to the bound, the rest is left over."""
@@ -186,6 +193,10 @@ class SlabStore:
         slabs, per_slab = self._slabs, self._per_slab
         return [slabs[place // per_slab].rows[place % per_slab] for place in self._place[ordinals].tolist()]
 
+    def addresses(self, ordinals: Ordinals) -> tuple[Ordinals, object]:
+        """Where each tile begins in memory, and what keeps that alive: the slabs that there are now."""
+        return self._address[ordinals], self._slabs  # release() puts others in their place
+
     def block(self, ordinals: Ordinals) -> tuple[npt.NDArray[np.unsignedinteger], Ordinals] | None:
         """The slab that all of the tiles lie in, and their rows; None where they lie in several."""
         if not len(ordinals):
@@ -208,7 +219,8 @@ class SlabStore:
             carrier = self._prototype._allocate_result(size)
         else:
             carrier = self._prototype.allocate_like(size, mutable=True, empty=True)
-        slab = _Slab(carrier, tile_rows(carrier, self._tile_size), np.ones(count, np.bool_), count)
+        rows = tile_rows(carrier, self._tile_size)
+        slab = _Slab(carrier, rows, address_of(rows), np.ones(count, np.bool_), count)
         number, self._next_slab = self._next_slab, self._next_slab + 1
         self._slabs[number] = slab
         self._roomy[number] = None

@@ -125,6 +125,9 @@ class PrimaryStore(Protocol):
     def rows(self, ordinals: Ordinals) -> list[TileRow]:
         """The tiles, each as an array of its own."""
 
+    def addresses(self, ordinals: Ordinals) -> tuple[Ordinals, object]:
+        """Where each tile begins in memory, and what keeps that alive as long as they stay or the store goes."""
+
     def block(self, ordinals: Ordinals) -> tuple[npt.NDArray[np.unsignedinteger], Ordinals] | None:
         """The one array that all of the tiles are rows of, and which rows; None where they lie in several."""
 

@@ -23,6 +23,7 @@ from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.admission import Admission
 from strideweave.carriers.tiled_evictable.passages import Passage, Staging
 from strideweave.io.positioned import raise_first
+from strideweave.io.scattered import ScatteredMemory
 from strideweave.runtime.workers import INLINE_BYTES, run_jobs, share_bytes
 from strideweave.tiles.compact import parts
 
@@ -52,6 +53,14 @@ class Transfers(Admission):
         """The one array that all of these primary tiles are rows of, and which rows; None for several."""
         with self.lock:
             return self.primary.block(ordinals)
+
+    def pieces(self, ordinals: Ordinals) -> ScatteredMemory | None:
+        """These primary tiles, to be copied together; None where they lie so that this is not quick."""
+        if not len(ordinals):
+            return None
+        with self.lock:
+            addresses, owner = self.primary.addresses(ordinals)
+        return ScatteredMemory.of(addresses, self.tile_bytes, self.unit, owner)
 
     def rows(self, ordinals: Ordinals) -> list[TileRow]:
         """The places of tiles in the primary tier, as rows of unsigned integers."""
