@@ -21,6 +21,7 @@ from strideweave import (
     TiledEvictable,
     TileSet,
     asarray,
+    from_numpy,
     open_tiled,
     reduce_sum,
     save_tiled,
@@ -29,7 +30,7 @@ from strideweave import (
 )
 from strideweave.dtype import DType
 from strideweave.layout import Layout
-from strideweave.store import open_store, writer
+from strideweave.store import open_store, saving, writer
 from strideweave.store.tile_files import TileFiles
 from strideweave.testing import bit_patterns
 
@@ -108,6 +109,26 @@ def test_a_tensor_on_any_carrier_is_cut_into_tiles(tmp_path, values, opened, mak
     assert np.array_equal(opened(tmp_path / "across").numpy(), values.T)
     assert not carrier.is_owned()
     carrier.release()
+
+
+@pytest.mark.parametrize(
+    ("tile_shape", "is_staged"),
+    [((1, 8), False), ((3, 8), False), ((6, 8), False), ((6, 1), True), (TILE, True)],
+)
+@pytest.mark.parametrize("staging_bytes", [1, 70, 1 << 20])
+def test_tiles_that_lie_in_one_piece_are_written_from_there(
+    tmp_path, values, opened, monkeypatch, tile_shape, is_staged, staging_bytes
+):
+    staged = []
+    monkeypatch.setattr(saving, "STAGING_BYTES", staging_bytes)
+    monkeypatch.setattr(
+        saving, "aligned_array", lambda nbytes: staged.append(nbytes) or np.zeros(nbytes, np.uint8)
+    )
+    array = values.copy()
+    array.flags.writeable = False
+    save_tiled(from_numpy(array), tmp_path / "store", tile_shape=tile_shape)
+    assert bool(staged[0]) is is_staged
+    assert np.array_equal(opened(tmp_path / "store").numpy(), values)
 
 
 def test_a_layout_of_its_own_comes_back(tmp_path, opened):

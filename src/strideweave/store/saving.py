@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,17 +165,22 @@ def _save_tiles(
 async def _save_dense(
     source: npt.NDArray[Any], grid: TileGrid, writer: StoreWriter, progress: Callable[[int], object]
 ) -> None:
-    """Write the tiles of an array, some megabytes at a time."""
+    """Write the tiles of an array, some megabytes at a time: from where they are, if each lies there in one piece."""
     nbytes = writer.manifest.tile_bytes
     per_wave = min(grid.tile_count, max(1, STAGING_BYTES // nbytes))
-    staging = aligned_array(per_wave * nbytes)
-    slots = staging.view(source.dtype).reshape(-1, *grid.tile_shape)
-    rows = list(staging.reshape(-1, nbytes))
     views = tile_views(source, grid)
+    is_staged = not next(tile_views(source, grid)).flags.c_contiguous
+    staging = aligned_array(per_wave * nbytes if is_staged else 0)
+    slots = staging.view(source.dtype).reshape(-1, *grid.tile_shape)
+    rows: list[npt.NDArray[np.uint8]] = []
 
     def fill(count: int) -> None:
-        for slot, tile in zip(slots[:count], views, strict=False):
-            slot[...] = tile
+        tiles = list(islice(views, count))
+        if is_staged:
+            for slot, tile in zip(slots, tiles, strict=False):
+                slot[...] = tile
+            tiles = list(slots[:count])
+        rows[:] = [tile.reshape(-1).view(np.uint8) for tile in tiles]
 
     complete = False
     try:
@@ -182,7 +188,7 @@ async def _save_dense(
         for first in range(0, grid.tile_count, per_wave):
             count = min(per_wave, grid.tile_count - first)
             await run_jobs([partial(fill, count)])
-            await writer.write(np.arange(first, first + count), rows[:count])
+            await writer.write(np.arange(first, first + count), rows)
             progress(first + count)
         await writer.finish()
         complete = True
