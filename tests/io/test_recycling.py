@@ -160,6 +160,27 @@ def test_what_is_lent_and_held_stays_within_the_bound_and_the_oldest_makes_room(
     assert kept.nbytes + found.held_bytes <= found.limit_bytes == 8 * MIB
 
 
+def test_what_gives_way_is_recycled_as_long_as_no_result_needs_its_room() -> None:
+    pool = RecyclingPool(8 * MIB)
+    arrays = [lent(pool, 2 * MIB) for _ in range(4)]
+    assert pool.take(3 * MIB) is None
+    for array in arrays[:3]:
+        pool.give_way(array)
+    assert pool.take(5 * MIB) is None  # more than half of the bound
+    assert pool.statistics().lent_bytes == 8 * MIB
+    result = lent(pool, 3 * MIB)
+    assert pool.statistics().lent_bytes == 7 * MIB  # in the room of the first two
+    assert pool.take(4 * MIB) is None  # the third alone would not do
+    assert not pool.has_room(2 * MIB)
+    assert pool.statistics().lent_bytes == 7 * MIB
+    for array in arrays:
+        array[:] = 1  # whoever has it keeps it
+    del array, arrays, result
+    found = pool.statistics()
+    assert (found.held_bytes, found.lent_bytes) == (7 * MIB, 0)
+    pool.give_way(np.empty(1, np.uint8))  # not lent: nothing happens
+
+
 def test_what_nobody_asks_for_goes_back_and_what_lives_long_is_forgotten() -> None:
     clock = Clock()
     pool = RecyclingPool(8 * MIB, clock)
@@ -413,6 +434,24 @@ def test_the_results_of_projections_are_recycled() -> None:
     assert np.array_equal(again.numpy(), wanted)
     after = recycling.statistics()
     assert (after.reused - before.reused, after.taken - before.taken) == (1, 1)
+    carrier.release()
+
+
+def test_results_are_recycled_however_many_tiles_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiles, which may stay for long, take memory of the pool too, as long as it has room."""
+    monkeypatch.setattr(current_runtime().service(RecyclingPool), "_limit", 8 * MIB)
+    recycling.trim()
+    values = np.arange(16 * MIB, dtype=np.uint8).reshape(16, MIB)
+    tensor = strideweave.tiled(values, (1, MIB), resident=False)
+    carrier = cast("TiledEvictable", tensor.carrier)
+    carrier.promote(carrier.select({}))
+    for chosen in ([3, 1], [2, 15], [7, 0]):
+        reused = recycling.statistics().reused
+        result = carrier.project(tensor, carrier.select({0: chosen})).wait()
+        assert np.array_equal(result.numpy(), values[chosen])
+        result.carrier.release()
+        assert recycling.statistics().held_bytes == 2 * MIB
+    assert recycling.statistics().reused == reused + 1
     carrier.release()
 
 

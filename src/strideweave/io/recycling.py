@@ -46,6 +46,7 @@ __all__ = [
     "RecyclingPool",
     "RecyclingStatistics",
     "exchange",
+    "give_way",
     "has_room",
     "scratch_array",
     "statistics",
@@ -93,11 +94,12 @@ class RecyclingStatistics:
 class _Lease(weakref.ref["NDArray[np.uint8]"]):
     """The root array of a mapping in use, which every view of the memory keeps alive."""
 
-    __slots__ = ("mapping", "since", "token")
+    __slots__ = ("gives_way", "mapping", "since", "token")
 
     mapping: mmap.mmap
     since: float
     token: object  # by which its bytes are counted
+    gives_way: bool  # to results that find no room
 
 
 class RecyclingPool:
@@ -148,7 +150,7 @@ class RecyclingPool:
         token = object()
         try:
             with short_lock:
-                if not self._has_room(size):
+                if not self._find_room(size):
                     return None
                 self._lent[token] = size
                 mapping = self._pop(nbytes, size)
@@ -192,15 +194,29 @@ class RecyclingPool:
             lease = self._lease_of(kept)
             if self._closed or lease is None:
                 return
-            self._lent.pop(lease.token, None)
-            del self._leases[id(lease)]
+            self._forget(lease)
             if self._lease_of(given) is None:
                 self._lend(given, mapping, now, object())
+
+    def give_way(self, array: NDArray[np.uint8]) -> None:
+        """Recycle lent memory only as long as no result needs its room: it may be in use for long.
+
+        Nothing changes where it is not lent.
+
+        Args:
+            array: as ``take`` gave it.
+        """
+        if holds_short_lock():
+            return
+        with short_lock:
+            lease = self._lease_of(array)
+            if lease is not None:
+                lease.gives_way = True
 
     def _lend(self, array: NDArray[np.uint8], mapping: mmap.mmap, now: float, token: object) -> None:
         """Count a mapping as lent until its root array dies; under the lock."""
         lease = _Lease(array, self._ended.append)
-        lease.mapping, lease.since, lease.token = mapping, now, token
+        lease.mapping, lease.since, lease.token, lease.gives_way = mapping, now, token, False
         self._lent[token] = len(mapping)
         self._leases[id(lease)] = lease
 
@@ -250,12 +266,9 @@ class RecyclingPool:
         now = self._clock()
         with short_lock:
             self._settle()
-            for key, lease in tuple(self._leases.items()):
+            for lease in tuple(self._leases.values()):
                 if now - lease.since >= LENT_SECONDS:
-                    self._lent.pop(
-                        lease.token, None
-                    )  # first: the next call finds what is left after a Ctrl-C
-                    del self._leases[key]
+                    self._forget(lease)
             dropped = []
             for size, idle in self._held.items():
                 while idle and now - idle[0][0] >= IDLE_SECONDS:
@@ -278,6 +291,26 @@ class RecyclingPool:
         self._settle()
         return not self._closed and self._lent_bytes + size <= self._limit
 
+    def _find_room(self, size: int) -> bool:
+        """Have room for a result, for one of up to half the bound at the price of what gives way; under the lock."""
+        if self._has_room(size):
+            return True
+        missing = self._lent_bytes + size - self._limit
+        yielding = [lease for lease in self._leases.values() if lease.gives_way]
+        if self._closed or size > self._limit // 2 or missing > sum([len(one.mapping) for one in yielding]):
+            return False
+        for lease in yielding:  # the oldest first
+            if missing <= 0:
+                break
+            missing -= len(lease.mapping)
+            self._forget(lease)
+        return True
+
+    def _forget(self, lease: _Lease) -> None:
+        """Leave lent memory to whoever has it; under the lock."""
+        self._lent.pop(lease.token, None)  # first: the next call finds what is left after a Ctrl-C
+        del self._leases[id(lease)]
+
     def _settle(self) -> None:
         """Hold what has come to be free; under the lock."""
         again = []
@@ -290,8 +323,7 @@ class RecyclingPool:
                 again.append(lease)
                 continue
             size, now = len(lease.mapping), self._clock()
-            self._lent.pop(lease.token, None)
-            del self._leases[id(lease)]
+            self._forget(lease)
             self._held[size].append((now, lease.mapping))
         self._ended.extend(again)
 
@@ -412,6 +444,17 @@ def exchange(kept: NDArray[np.uint8], given: NDArray[np.uint8]) -> None:
     pool = process.find_service(RecyclingPool)
     if pool is not None:
         pool.exchange(kept, given)
+
+
+def give_way(array: NDArray[np.uint8]) -> None:
+    """Recycle memory of ``scratch_array`` only as long as no result needs its room: it may be in use for long.
+
+    Args:
+        array: its root array.
+    """
+    pool = process.find_service(RecyclingPool)
+    if pool is not None:
+        pool.give_way(array)
 
 
 def statistics() -> RecyclingStatistics:

@@ -18,7 +18,7 @@ from strideweave.carriers.tiled_evictable.store import (
     tile_rows,
 )
 from strideweave.io.buffers import address_of
-from strideweave.io.recycling import has_room
+from strideweave.io.recycling import give_way, has_room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -220,6 +220,8 @@ class SlabStore:
         else:
             carrier = self._prototype.allocate_like(size, mutable=True, empty=True)
         rows = tile_rows(carrier, self._tile_size)
+        if not self._scratch and isinstance(rows.base, np.ndarray):
+            give_way(rows.base)
         slab = _Slab(carrier, rows, address_of(rows), np.ones(count, np.bool_), count)
         number, self._next_slab = self._next_slab, self._next_slab + 1
         self._slabs[number] = slab
