@@ -61,10 +61,11 @@ def array(tmp_path: Path) -> Path:
         (["trace", "."], "no regular file"),
     ],
 )
-def test_what_cannot_be_used_is_one_line_and_2(array, monkeypatch, arguments, said):
+@pytest.mark.parametrize("flag", [[], ["--json"]])
+def test_what_cannot_be_used_is_one_line_and_2(array, monkeypatch, arguments, flag, said):
     monkeypatch.chdir(array.parent)
     (array.parent / "a.txt").write_text("hello", "utf-8")
-    result = run(*arguments)
+    result = run(*arguments, *flag)
     assert result.exit_code == 2
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import strideweave as sw
+from processes import in_a_forked_child
 from strideweave import (
     CPU,
     BlockDeviceCarrier,
@@ -820,16 +821,14 @@ def test_a_tier_is_owned(kept):
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_reads_and_leaves_the_storage_to_its_parent(kept):
     carrier = kept().new_like([1, 2, 3])
-    child = os.fork()
-    if not child:
-        freed = True
-        try:
-            good = carrier[1] == 2.0 and carrier_definition(kept).storage is kept.provider
-            carrier.release()
-            freed = "free" in kept.provider.calls
-        finally:
-            os._exit(0 if good and not freed else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def reads() -> None:
+        assert carrier[1] == 2.0
+        assert carrier_definition(kept).storage is kept.provider
+        carrier.release()
+        assert "free" not in kept.provider.calls
+
+    assert in_a_forked_child(reads)
     assert carrier[2] == 3.0
     carrier.release()
     assert "free" in kept.provider.calls

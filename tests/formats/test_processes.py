@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+from processes import in_a_forked_child
 from strideweave import open_tiled
 
 
@@ -28,15 +29,7 @@ def test_a_forked_child_opens_the_files_anew(opened):
     expected = [list(range(12, 18)), list(range(18, 24))]
     assert project(opened) == expected  # the file is open, and the runtime runs
     opened.carrier.evict(opened.carrier.select({}))
-    child = os.fork()
-    if not child:
-        ok = False
-        try:
-            ok = project(opened) == expected and opened.carrier[0] == 0
-        finally:
-            os._exit(0 if ok else 1)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert in_a_forked_child(lambda: project(opened) == expected and opened.carrier[0] == 0)
     assert project(opened) == expected
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import linecache
 import mmap
-import os
 import resource
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strideweave
+from processes import in_a_forked_child
 from strideweave import CPU, DType
 from strideweave.io import recycling
 from strideweave.io.buffers import aligned_array
@@ -393,11 +393,13 @@ def test_a_forked_child_keeps_what_is_in_use_and_gives_back_the_rest() -> None:
     kept[:] = 5
     lent(pool, 2 * MIB)
     assert pool.statistics().held_bytes == 2 * MIB
-    child = os.fork()
-    if child == 0:
-        found = pool.statistics()
-        os._exit(0 if (kept == 5).all() and not found.held_bytes and pool.take(MIB) is None else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def gives_back() -> None:
+        assert (kept == 5).all()
+        assert not pool.statistics().held_bytes
+        assert pool.take(MIB) is None
+
+    assert in_a_forked_child(gives_back)
     assert pool.statistics().held_bytes == 2 * MIB
 
 

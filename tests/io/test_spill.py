@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from processes import in_a_forked_child
 from strideweave.io import spill as spill_module
 from strideweave.io.spill import SPILL_VARIABLE, SpillDirectory, remove_abandoned
 from strideweave.runtime.event_loop import current_runtime
@@ -122,13 +123,7 @@ def test_closing_removes_everything_and_is_idempotent(spill: SpillDirectory, tmp
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_forked_child_never_removes_its_parents_directory(spill: SpillDirectory, tmp_path: Path) -> None:
     spill.create("kept")
-    child = os.fork()
-    if child == 0:
-        try:
-            spill.close()
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
+    assert in_a_forked_child(spill.close)
     assert [path.name for path in tmp_path.glob("*/*")] == ["kept"]
 
 

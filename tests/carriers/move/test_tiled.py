@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 from contextlib import contextmanager
 from importlib.util import find_spec
 
@@ -18,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import strideweave as sw
+from processes import in_a_forked_child
 from strideweave import (
     CPU,
     DType,
@@ -673,22 +673,17 @@ def test_a_forked_child_gets_both_carriers_back_from_its_parents_move(end):
     with held_transfers(*((CPU, Generic) if end == "source" else (Generic, CPU))) as hold:
         handle = move_async(source, destination)
         hold.entered.wait(60)
-        child = os.fork()
-        if not child:
-            good = False
-            try:
-                signal.alarm(20)  # a child that hangs is killed
-                with pytest.raises(RuntimeError, match="fork"):
-                    handle.wait(10)
-                assert not tiled.is_owned()
-                assert not other.is_owned()
-                assert at_rest(tiled)
-                hold.open()
-                check()
-                good = True
-            finally:
-                os._exit(0 if good else 1)
-        assert os.waitpid(child, 0)[1] == 0
+
+        def gets_both_back():
+            with pytest.raises(RuntimeError, match="fork"):
+                handle.wait(10)
+            assert not tiled.is_owned()
+            assert not other.is_owned()
+            assert at_rest(tiled)
+            hold.open()
+            check()
+
+        assert in_a_forked_child(gets_both_back)
         hold.open()
         assert np.array_equal(handle.wait(60).numpy().ravel(), VALUES)
 

@@ -1,13 +1,12 @@
 """A forked child uses the tiled carriers it inherits, whatever its parent's requests and threads were doing."""
 
 import os
-import signal
 import threading
-import traceback
 
 import numpy as np
 import pytest
 
+from processes import in_a_forked_child
 from strideweave import (
     CPU,
     LRU,
@@ -25,21 +24,6 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
 ]
-
-
-def in_a_forked_child(check) -> bool:
-    """Whether the check passes in a child, within ten seconds."""
-    child = os.fork()
-    if child == 0:
-        try:
-            signal.alarm(10)  # a child that hangs is killed
-            check()
-            os._exit(0)
-        except BaseException:  # to the terminal, and not into the test run, of which this is a copy
-            traceback.print_exc()
-        finally:
-            os._exit(1)
-    return os.waitpid(child, 0)[1] == 0
 
 
 def write(model):

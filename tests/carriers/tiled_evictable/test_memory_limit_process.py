@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from processes import in_a_forked_child
 from strideweave import CPU, FileBacked, Streaming, Tensor, TileSet, tiled
 from strideweave.layout import Layout
 from strideweave.testing import failing_transfers
@@ -38,21 +39,17 @@ def test_a_forked_child_inherits_no_queue(make_model, control_moves):
     moves.wait_until_entered()
     handles += [model.project(2, 3), model.carrier.promote_async(tiles(4, 5))]
     until(lambda: statistics(model).waiting_requests == 2)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            moves.open()
-            found = statistics(model)
-            assert (found.waiting_requests, found.pending_requests, found.staging_bytes) == (0, 0, 0)
-            assert model.carrier._traffic.budget.promised == (0, 0, 0)
-            for pair in ((2, 3), (0, 1), (6, 7)):
-                model.project(*pair).wait(5)
-            assert np.array_equal(model.project(4, 5).wait(5).numpy(), model.values[[4, 5]])
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def projects() -> None:
+        moves.open()
+        found = statistics(model)
+        assert (found.waiting_requests, found.pending_requests, found.staging_bytes) == (0, 0, 0)
+        assert model.carrier._traffic.budget.promised == (0, 0, 0)
+        for pair in ((2, 3), (0, 1), (6, 7)):
+            model.project(*pair).wait(5)
+        assert np.array_equal(model.project(4, 5).wait(5).numpy(), model.values[[4, 5]])
+
+    assert in_a_forked_child(projects)
     moves.open()
     for handle in handles:
         handle.wait(10)
