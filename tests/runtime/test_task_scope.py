@@ -466,3 +466,49 @@ def test_statistics_count_what_started_ended_failed_and_pends(scope, gate):
     gate.open()
     handle.wait()
     assert scope.statistics() == ScopeStatistics(started=3, finished=3, failed=1, pending=0, closed=False)
+
+
+class Interrupted(set):
+    """A set that Ctrl-C interrupts, before something is added or after."""
+
+    def __init__(self, *, after):
+        super().__init__()
+        self.after = after
+
+    def add(self, element):
+        if self.after:
+            super().add(element)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("place", ["the runtime's scopes", "the pending requests", "the post"])
+def test_ctrl_c_while_a_request_is_admitted_leaves_nothing_taken(monkeypatch, place, after):
+    scope, runtime, taken, ran = TaskScope("a carrier"), current_runtime(), [], []
+    with monkeypatch.context() as patch:
+        if place == "the post":
+            real = runtime.post
+
+            def post(*call):
+                if after:
+                    real(*call)
+                raise KeyboardInterrupt
+
+            patch.setattr(runtime, "post", post)
+        elif place == "the pending requests":
+            patch.setattr(scope, "_pending", Interrupted(after=after))
+        else:
+            patch.setattr(runtime, "scopes", Interrupted(after=after))
+        with pytest.raises(KeyboardInterrupt):
+            scope.start(
+                AwaitResult(),
+                give,
+                enter=lambda: taken.append("a tile"),
+                cleanup=lambda: ran.append(taken.pop()),
+            )
+        assert scope.pending == 0
+    if place != "the post" or not after:  # else it may have been done by then, and been ended as usual
+        assert ran == ["a tile"]
+    flush()
+    assert (taken, scope.pending) == ([], 0)
+    scope.close()

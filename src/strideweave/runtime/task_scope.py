@@ -151,26 +151,35 @@ class TaskScope:
         When it raises, nothing is pending; ``request.revoke`` has been called if ``request.enter`` had returned.
         """
         runtime = current_runtime()
-        with short_lock:
-            if self._closed:
-                raise ReleasedError(f"{self.name} is released; it starts no more requests")
-            if self._runtime is not runtime:
-                self._runtime = runtime
-                self._reset_group()
-            request.enter()
-            runtime.scopes.add(self)
-            self._pending.add(request)  # before the post: from here on every way to the end settles it
+        entered = False
         try:
-            runtime.post(self._begin, request)
-        except BaseException:
             with short_lock:
-                if request in self._pending and not request.settled:
-                    self._pending.remove(request)
-                    request.settled = True
+                self._enter(request, runtime)
+                entered = True  # from here on also Ctrl-C finds what is to be given back
+                runtime.scopes.add(self)
+                self._pending.add(request)  # before the post: now every way to the end settles it
+            runtime.post(self._begin, request)
+        except BaseException as error:
+            if not entered:
+                raise
+            with short_lock:
+                settled, request.settled = request.settled, True
+                if not settled:
+                    self._pending.discard(request)
                     request.revoke()
-                    raise
-            # The ending runtime has settled it, and all: the handle tells.
+            # Where the ending runtime has settled it, and all, the handle tells.
+            if not (settled and isinstance(error, RuntimeError)):
+                raise
         return handle
+
+    def _enter(self, request: Request, runtime: EventLoop) -> None:
+        """Have a request take what it needs, or raise with nothing taken; under the lock."""
+        if self._closed:
+            raise ReleasedError(f"{self.name} is released; it starts no more requests")
+        if self._runtime is not runtime:
+            self._runtime = runtime
+            self._reset_group()
+        request.enter()
 
     def close(self) -> None:
         """Refuse requests from now on and end the task group. Idempotent.
