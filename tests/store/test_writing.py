@@ -323,6 +323,19 @@ def test_an_eviction_can_be_durable(store, opened, calls):
     assert len(tensor.carrier.primary_tiles) == 0
 
 
+@pytest.mark.parametrize("method", ["flush", "evict"])
+def test_what_was_opened_for_reading_has_nothing_to_make_durable(store, opened, values, calls, method):
+    tensor = opened(store)
+    carrier = tensor.carrier
+    everything = carrier.select({})
+    carrier.promote(everything)
+    calls.clear()
+    carrier.flush(durable=True) if method == "flush" else carrier.evict(everything, durable=True)
+    assert not calls
+    assert np.array_equal(tensor.numpy(), values)
+    assert len(carrier.primary_tiles) == (6 if method == "flush" else 0)
+
+
 def test_a_flush_that_cannot_be_durable_fails_and_leaves_the_tile_dirty(store, opened, monkeypatch):
     tensor = opened(store, "r+")
     tensor[0, 0] = 5.0

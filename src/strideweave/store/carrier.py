@@ -121,8 +121,9 @@ class StoreBacked(InPlaceCarrier):
         return pieces
 
     async def _persist(self) -> None:
-        """Make what was written durable."""
-        await self._files.persist()
+        """Make what was written durable; nothing was through a store that was opened for reading."""
+        if self._files.writable:
+            await self._files.persist()
 
     @property
     def _tile_size(self) -> int:
