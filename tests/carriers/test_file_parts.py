@@ -27,7 +27,7 @@ from strideweave import (
 from strideweave.carriers import FileParts
 from strideweave.carriers.move import Transfer, dispatch_move
 from strideweave.carriers.move.planning import TransferBatch, TransferBlock
-from strideweave.carriers.part_reading import MOST_RUNS, PartTable
+from strideweave.carriers.part_reading import MOST_RUNS, PartTable, SlotSpans
 from strideweave.io.engine import statistics as engine_statistics
 from strideweave.io.file_pool import KnownFile
 from strideweave.runtime.await_result import AwaitResult
@@ -293,6 +293,21 @@ def test_tiles_are_read_in_the_order_in_which_they_lie(tmp_path):
     assert tiled.secondary.statistics().bytes_read == array.nbytes
     assert [tiled[i] for i in range(0, 65536, 1023)] == tile_major(array, (256, 8))[::1023].tolist()
     tiled.release()
+
+
+def test_tiles_beside_each_other_are_read_together_however_long_they_are(tmp_path):
+    """Each of them alone has more pieces than are looked for at once."""
+    array = np.arange(2 * MOST_RUNS * 24, dtype=np.int32).reshape(2 * MOST_RUNS, 24)
+    carrier = stored(tmp_path, array, (2 * MOST_RUNS, 4), array.shape)
+    tile = 2 * MOST_RUNS * 4
+    starts, found = np.arange(6) * tile, np.zeros(array.size, np.int32)
+    before = engine_statistics().spans
+    spans = SlotSpans(starts, tile, found.view(np.uint8), starts * 4)
+    carrier._scope.start(AwaitResult(), carrier._read_into, [spans]).wait(60)
+    assert np.array_equal(found, tile_major(array, (2 * MOST_RUNS, 4)))
+    assert engine_statistics().spans - before < 20  # ranges, of 49152 pieces
+    assert carrier.statistics().bytes_read == array.nbytes
+    carrier.release()
 
 
 def test_a_batch_for_several_memories_is_one_batch_of_reads(tmp_path):
