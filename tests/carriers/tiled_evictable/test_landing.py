@@ -1,5 +1,7 @@
 """Tiles that stream past the primary tier are read to where they are wanted, where that is one run of slots."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -89,6 +91,27 @@ def test_a_request_that_waits_for_the_tile_gets_a_copy_that_nobody_writes_to(
     assert (len(moves.calls), copies) == (1, [1])
     statistics = model.carrier.statistics()
     assert (statistics.streamed, statistics.shared) == (1, 1)
+    assert model.at_rest()
+
+
+def test_requests_that_overlap_read_each_tile_once(make_model, control_moves):
+    """Contract section 6, also where the tile that is shared arrives while its second reader reads another one."""
+    model = make_model(policy=Streaming())
+    moves = control_moves(FileBacked, CPU)
+    others = moves.gates[5 * model.values[0].size] = threading.Event()
+    moves.gate.clear()
+    first = model.project(3)
+    moves.wait_until_entered()
+    moves.entered.clear()
+    second = model.project(3, 5)
+    moves.wait_until_entered()
+    moves.open()
+    first.wait()
+    others.set()
+    assert np.array_equal(second.wait().numpy(), model.values[[3, 5]])
+    assert moves.calls == [1, 1]
+    statistics = model.carrier.statistics()
+    assert (statistics.streamed, statistics.misses, statistics.shared) == (2, 2, 1)
     assert model.at_rest()
 
 

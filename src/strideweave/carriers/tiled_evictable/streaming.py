@@ -126,20 +126,22 @@ class Streaming(Transfers):
                 await hand_over(implicit, [np.zeros(self.grid.tile_size, self.unit)] * len(implicit))
             else:
                 passages, mine = self._sort_out(ordinals)
-                if len(mine) and landing is not None:
-                    landed = await self._read_in_place(np.sort(mine), landing)
-                    missed.update(landed.tolist())
-                    everything = len(landed) == len(ordinals)
-                    ordinals = ordinals[:0] if everything else ordinals[~np.isin(ordinals, landed)]
-                elif len(mine):
-                    await self._read_waves(entry, np.sort(mine), missed, hand_over)
-                else:
-                    with joined(passages, self._unstage) as arriving:
-                        for passage in arriving:
-                            await passage.done.wait()
-                            ready = [ordinal for ordinal in ordinals.tolist() if ordinal in passage.staged]
-                            rows = [passage.staged[ordinal] for ordinal in ready]
-                            await hand_over(np.array(ready, np.int64), rows)
+                # Joined first: what others read may have come and gone when this request has read its own. Not under a
+                # limit, where they wait for those who have joined, and would wait for these reads too.
+                join = self.budget is None or not len(mine)
+                with joined(passages if join else [], self._unstage) as arriving:
+                    if len(mine) and landing is not None:
+                        landed = await self._read_in_place(np.sort(mine), landing)
+                        missed.update(landed.tolist())
+                        everything = len(landed) == len(ordinals)
+                        ordinals = ordinals[:0] if everything else ordinals[~np.isin(ordinals, landed)]
+                    elif len(mine):
+                        await self._read_waves(entry, np.sort(mine), missed, hand_over)
+                    for passage in arriving:
+                        await passage.done.wait()
+                        ready = [ordinal for ordinal in ordinals.tolist() if ordinal in passage.staged]
+                        rows = [passage.staged[ordinal] for ordinal in ready]
+                        await hand_over(np.array(ready, np.int64), rows)
         self.count(hits=at_hand, misses=len(missed), streamed=len(missed), shared=missing - len(missed))
 
     def _read_few(self, ordinals: Ordinals, landing: Landing) -> bool:
