@@ -113,11 +113,15 @@ async def copy_streamed(
         entry: the request, which has reserved the staging; only a memory limit asks for it.
     """
     compact = target._bytes().view(traffic.unit)[: geometry.size]
-    order = np.argsort(ordinals)
-    ascending, in_order = ordinals[order], positions[order]
+    order: Ordinals | None = None
 
     def positions_of(wave: Ordinals) -> Ordinals:
-        return in_order[np.searchsorted(ascending, wave)]
+        nonlocal order
+        if wave is ordinals:  # as a few tiles are asked for: all at once
+            return positions
+        if order is None:
+            order = np.argsort(ordinals)
+        return positions[order[np.searchsorted(ordinals, wave, sorter=order)]]
 
     def landing(wave: Ordinals) -> tuple[Carrier, Ordinals]:
         return target, geometry.starts(positions_of(wave))
