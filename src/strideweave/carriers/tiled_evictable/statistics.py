@@ -73,7 +73,8 @@ class TiledStatistics:
         dirty_tiles: tiles whose value only the primary tier has.
         recycled_bytes: bytes of primary storage kept for the next tiles though no tile lies there.
         recycle_limit_bytes: the bound of ``recycled_bytes``.
-        staging_bytes: bytes held right now for tiles that stream past the primary tier.
+        staging_bytes: bytes held right now for tiles that stream past the primary tier, and for short pieces of files
+            in place, which are read as ranges.
         peak_staging_bytes: the largest value ``staging_bytes`` ever had.
         aside_bytes: bytes of results that wait beside a given destination for all of their tiles to be read, because a
             failure must leave it as it was. Like results they are the caller's, and no part of ``memory_bytes``.
