@@ -295,3 +295,10 @@ def test_memory_that_was_shown_is_shown_still_when_it_has_changed_hands():
     assert other.numpy()[0] == 7
     assert taken_over(destination, other)
     assert not taken_over(destination, result(300_000))
+
+
+@pytest.mark.parametrize("size", [1 << 61, 1 << 63, 10**30])
+def test_more_slots_than_an_address_has_bits_for_are_no_memory(size):
+    for make in (CPU, CPU(0).allocate_like):
+        with pytest.raises(MemoryError, match=f"{4 * size} bytes of memory"):
+            make(size)

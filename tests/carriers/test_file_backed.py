@@ -524,3 +524,14 @@ def test_a_cpu_carrier_holds_what_a_file_held() -> None:
     values = np.arange(5, dtype=np.float32)
     carrier = FileBacked().new_like(values)
     assert CPU(1).new_like(carrier._read_slots(0, 5)).numpy().tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("size", [1 << 61, 1 << 63, 10**30])
+def test_more_slots_than_an_offset_has_bits_for_are_too_large_a_file(size):
+    with pytest.raises(OSError, match=f"the file was to be {4 * size} bytes long") as caught:
+        FileBacked().allocate_like(size)
+    assert caught.value.errno == errno.EFBIG
+    path = Path(caught.value.filename)
+    del caught  # its traceback leads to the carrier
+    gc.collect()
+    assert not path.exists()

@@ -67,6 +67,8 @@ def map_memory(nbytes: int) -> PrivateMapping:
         mapping = PrivateMapping(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"the system refused {nbytes} bytes of memory: {error.strerror}") from error
+    except OverflowError:
+        raise MemoryError(f"no system has {nbytes} bytes of memory") from None
     advise_huge(mapping)
     return mapping
 

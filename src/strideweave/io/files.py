@@ -314,6 +314,9 @@ class OpenFile:
         held = self.descriptor()
         try:
             os.ftruncate(held.number, size)
+        except OverflowError:
+            message = f"{os.strerror(errno.EFBIG)}; the file was to be {size} bytes long"
+            raise OSError(errno.EFBIG, message, self.path) from None
         except OSError as error:
             message = f"{error.strerror}; the file was to be {size} bytes long"
             raise OSError(error.errno, message, self.path) from error
