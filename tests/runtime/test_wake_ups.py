@@ -1,9 +1,12 @@
 """WakeUps: many tasks of one loop are woken by one call, and a loop that is gone harms nobody."""
 
 import asyncio
+import contextlib
+import contextvars
 import gc
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 import uvloop
@@ -133,6 +136,98 @@ def test_no_loop_is_kept_alive(make):
     wake_ups.wake(elsewhere.create_future())
     assert wake_ups_of(elsewhere) is not wake_ups
     elsewhere.close()
+
+
+class Blind(asyncio.SelectorEventLoop):
+    """A loop that watches no files, as some systems have."""
+
+    def add_reader(self, fd, callback, *args):
+        raise NotImplementedError
+
+
+def open_counters():
+    folder = Path("/proc/self/fd")
+    found = 0
+    for entry in folder.iterdir():
+        with contextlib.suppress(OSError):
+            found += "eventfd" in str(entry.readlink())
+    return found
+
+
+counted = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="there is no list of open files")
+
+
+@pytest.mark.parametrize("make", [*LOOPS, Blind], ids=["asyncio", "uvloop", "blind"])
+def test_a_task_is_woken_from_another_thread(make):
+    async def main():
+        wake_ups, woken = wake_ups_of(asyncio.get_running_loop()), []
+        for _ in range(5):
+            futures = [asyncio.get_running_loop().create_future() for _ in range(3)]
+            thread = threading.Thread(target=lambda futures=futures: [wake_ups.wake(f) for f in futures])
+            thread.start()
+            await asyncio.wait_for(asyncio.gather(*futures), 60)
+            thread.join()
+            woken.append(1)
+        return len(woken)
+
+    loop = make()
+    assert loop.run_until_complete(main()) == 5
+    loop.close()
+
+
+@counted
+@pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
+def test_loops_that_come_and_go_leave_no_counter(make):
+    async def main():
+        wake_ups_of(asyncio.get_running_loop())
+
+    def run():
+        loop = make()
+        loop.run_until_complete(main())
+        loop.close()
+
+    run()
+    gc.collect()
+    before = open_counters()
+    for _ in range(20):
+        run()
+    gc.collect()
+    assert open_counters() <= before
+
+
+@counted
+def test_loops_that_take_turns_keep_their_counters():
+    loops = [asyncio.new_event_loop() for _ in range(2)]
+
+    async def main():
+        return wake_ups_of(asyncio.get_running_loop())
+
+    first = [loop.run_until_complete(main()) for loop in loops]
+    before = open_counters()
+    for _ in range(5):
+        assert [loop.run_until_complete(main()) for loop in loops] == first
+    assert open_counters() == before
+    for loop in loops:
+        loop.close()
+
+
+def test_the_loop_keeps_nothing_of_the_task_that_came_first():
+    loop = asyncio.new_event_loop()
+    variable = contextvars.ContextVar("variable")
+
+    class Value:
+        pass
+
+    async def main():
+        value = Value()
+        variable.set(value)
+        wake_ups_of(loop)
+        return weakref.ref(value)
+
+    gone = loop.run_until_complete(main())
+    gc.collect()
+    assert gone() is None
+    loop.close()
 
 
 def test_handles_that_end_together_call_a_loop_once(loop, monkeypatch):
