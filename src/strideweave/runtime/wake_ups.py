@@ -98,7 +98,7 @@ class WakeUps:
             while futures:
                 future = futures[
                     0
-                ]  # it stays until it has ended, should Ctrl-C stop this loop to run it later again
+                ]  # stays until it has ended: Ctrl-C may stop this loop, to be run again later
                 if not future.done():
                     future.set_result(None)
                 futures.popleft()

@@ -5,7 +5,6 @@ fail on demand. In the end everything goes, and gives back memory and descriptor
 """
 
 import gc
-import os
 import sys
 import threading
 import weakref
@@ -18,6 +17,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from descriptors import descriptors, open_what_stays
 from strideweave import (
     CPU,
     LRU,
@@ -60,10 +60,6 @@ def elements(per_axis):
     return np.ix_(rows, columns)
 
 
-def descriptors():
-    return len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0  # noqa: PTH208
-
-
 class Leaf:
     """A Tensor that takes gradients, and what these must be."""
 
@@ -92,7 +88,7 @@ class Result:
 class GradientMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        let_the_loop_turn()
+        open_what_stays()
         self.descriptors = descriptors()
         self.stack = ExitStack()
         self.failures, self.results, self.leaves, self.made = [], [], [], []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import sys
 import threading
 import weakref
@@ -20,9 +19,9 @@ from itertools import product
 import numpy as np
 import pytest
 
+from descriptors import descriptors, open_what_stays
 from strideweave import CPU, FileBacked, Generic, ResidencyPlan, Tensor, TiledEvictable, row_major
 from strideweave.carriers.move import dispatch_move, registered_move_operation
-from strideweave.io.engine import default_engine
 from strideweave.io.files import OpenFile
 from strideweave.io.spill import SpillDirectory
 from strideweave.runtime.workers import run_jobs
@@ -241,10 +240,6 @@ def resident_values(tensor):
     return primary, tensor.numpy(copy=True)
 
 
-def descriptors():
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names suffice
-
-
 def settles(condition):
     """Whether a condition comes true once the loop has let go of what it held."""
     for turn in range(40):
@@ -259,7 +254,7 @@ def settles(condition):
 @pytest.fixture
 def fail_everywhere(make_model, monkeypatch):
     """Run a scenario without a fault, and then with one at each call in turn."""
-    default_engine()  # has descriptors of its own, which are not to be counted as the scenario's
+    open_what_stays()
     faults, born = Faults(), Born(monkeypatch)
 
     def attempt(scenario, pair, limit, fatal):
@@ -290,8 +285,7 @@ def fail_everywhere(make_model, monkeypatch):
         world.check_values()
         close(world)
         del world, verify, request, state
-        if sys.platform == "linux":
-            assert settles(lambda: descriptors() <= before), "a file was left open"
+        assert settles(lambda: descriptors() <= before), "a file was left open"
         return calls
 
     def close(world):
