@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Inbox"]
 
-_CALLS_OF_A_TURN = (
-    4  # most calls begin a request, whose first step, a millisecond at the most, comes right after
-)
+# Most calls begin a request, whose first step, a millisecond at the most, comes right after.
+_CALLS_OF_A_TURN = 4
 
 _logger = logging.getLogger("strideweave")
 
