@@ -84,13 +84,13 @@ class ThreadEngine:
         failed = True
         self._tally.begin(total)
         try:
-            if not writing:
-                read_no_further(spans)
             left, left_bytes = spans, total
             if not writing and total <= INLINE_CACHED_BYTES and len(spans) <= INLINE_SPANS:
                 left = spans[read_cached_spans(spans) :]
                 left_bytes = sum([span.buffer.nbytes for span in left])
             if left_bytes:
+                if not writing:
+                    read_no_further(left)
                 await Piecework(cut_in_pieces(left, left_bytes, worker_count()), move).run(self._hop)
             failed = False
         finally:
