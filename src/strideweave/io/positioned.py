@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
+from strideweave.io.buffers import address_of
 from strideweave.io.files import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ class _FileMover:
 
     def number_for(self, buffers: list[NDArray[np.uint8]], offset: int, wanted: int) -> int:
         """The descriptor for one call: that past the page cache where everything is aligned."""
-        places = [buffer.__array_interface__["data"][0] | buffer.nbytes for buffer in buffers]
+        places = [address_of(buffer) | buffer.nbytes for buffer in buffers]
         aligned = not (offset | wanted) % ALIGNMENT and not any(place % ALIGNMENT for place in places)
         return self.direct if aligned else self.number
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strideweave.io.buffers import address_of
 from strideweave.io.files import ALIGNMENT
 from strideweave.io.positioned import FileSpan, SpanBatch, failure, raise_first, stuck
 from strideweave.io.uring import ASYNC, DATA_ONLY, PERSIST, READ, SUBMISSION, WRITE
@@ -304,7 +305,7 @@ def _files(spans: Sequence[FileSpan]) -> list[OpenFile]:
 def _columns(spans: Sequence[FileSpan], numbers: Mapping[OpenFile, int]) -> Columns:
     """Descriptor, offset, address and length of each span that is not empty."""
     rows = [
-        (numbers[file], offset, buffer.__array_interface__["data"][0], buffer.nbytes)
+        (numbers[file], offset, address_of(buffer), buffer.nbytes)
         for file, offset, buffer in spans
         if buffer.nbytes
     ]
@@ -319,7 +320,7 @@ def _block_columns(batch: SpanBatch, numbers: Mapping[OpenFile, int]) -> Columns
         rows = columns[filled : filled + len(block.offsets)]
         rows[:, 0] = numbers[block.file]
         rows[:, 1] = block.offsets
-        rows[:, 2] = block.starts + block.memory.__array_interface__["data"][0]
+        rows[:, 2] = block.starts + address_of(block.memory)
         rows[:, 3] = block.nbytes
         filled += len(rows)
     return columns[columns[:, 3] > 0] if any(not block.nbytes for block in batch.blocks) else columns

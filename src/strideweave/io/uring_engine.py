@@ -256,9 +256,8 @@ class UringEngine:
         """
         if not answered:
             return self._ring.is_overflown
-        at_kernel = (
-            self._ring.in_flight - self._ring.queued
-        )  # what it was too short of memory to take has no answer
+        # What the kernel was too short of memory to take is queued, and has no answer to come.
+        at_kernel = self._ring.in_flight - self._ring.queued
         if self._waiting or len(self._batches) > FEW_BATCHES or answered == at_kernel:
             return True
         return any(batch.awaited <= answered for batch in self._batches.values()) or self._ring.is_overflown

@@ -96,9 +96,8 @@ class WakeUps:
         futures = self._futures
         try:
             while futures:
-                future = futures[
-                    0
-                ]  # stays until it has ended: Ctrl-C may stop this loop, to be run again later
+                # It stays until it has ended: Ctrl-C may stop this loop, to be run again later.
+                future = futures[0]
                 if not future.done():
                     future.set_result(None)
                 futures.popleft()

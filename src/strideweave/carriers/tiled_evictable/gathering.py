@@ -72,8 +72,7 @@ async def copy_resident(
         places = range(len(ordinals)) if positions is None else positions.tolist()
         await run_jobs(geometry.jobs(rows, places, compact, piece))
     else:
-        jobs = geometry.piece_jobs(pieces, positions, compact, piece)
-        await run_jobs(jobs)
+        await run_jobs(geometry.piece_jobs(pieces, positions, compact, piece))
 
 
 def copy_inline(
