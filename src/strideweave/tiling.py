@@ -14,8 +14,9 @@ from strideweave.carriers.cpu import CPU
 from strideweave.carriers.file_backed import FileBacked
 from strideweave.carriers.move.operations import Transfer
 from strideweave.carriers.move.registry import dispatch_move
-from strideweave.carriers.tiled_evictable.carrier import TiledEvictable, bind_policy
+from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
 from strideweave.carriers.tiled_evictable.memory_limit import check_memory_limit
+from strideweave.carriers.tiled_evictable.tiers import bind_policy
 from strideweave.dtype import DType
 from strideweave.flags import as_flag
 from strideweave.layout import Layout

@@ -11,7 +11,7 @@ import strideweave
 from strideweave import CPU, LRU, DType, FileBacked, Generic, Tensor, TiledEvictable, TileSelection, row_major
 from strideweave.carriers.move import register_move_operation, unregister_move_operation
 from strideweave.carriers.tiled_evictable import TiledEvictable as InItsRoom
-from strideweave.carriers.tiled_evictable import carrier as carrier_module
+from strideweave.carriers.tiled_evictable import hierarchy
 
 GRID, TILE = (3, 2), (2, 4)
 SLOTS = 48
@@ -188,7 +188,7 @@ def test_what_fails_half_way_leaves_the_tiers_unowned(monkeypatch, part, error):
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(carrier_module, part, fail)
+        patch.setattr(hierarchy, part, fail)
         with pytest.raises(type(error)) as caught:
             TiledEvictable(primary, secondary, GRID, TILE)
     assert free(primary, secondary)

@@ -287,7 +287,7 @@ def test_a_gradient_s_memory_is_recycled_and_evicting_gives_it_back(monkeypatch:
 
     monkeypatch.setattr(CPU, "_discard", noted_discard)
     monkeypatch.setattr(CPU, "_allocate_result", noted_result)
-    monkeypatch.setattr("strideweave.carriers.tiled_evictable.carrier.RECYCLE_BYTES", 0)
+    monkeypatch.setattr("strideweave.carriers.tiled_evictable.hierarchy.RECYCLE_BYTES", 0)
     target = gradient_like(Tensor(carrier, 0, row_major(4, 1 << 18)))
     fill(target, TileSelection([[1, 2], [0]]), asarray(np.ones((2, 1 << 18), np.float32))).wait()
     assert taken == [1 << 18, 1 << 18]

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from typing import Self
+
+    from strideweave.carriers.tiled_evictable.traffic import TileTraffic
     from strideweave.tiles.policy import PolicyStatistics
 
 __all__ = ["TiledStatistics", "TrafficCounters"]
@@ -130,3 +135,48 @@ class TiledStatistics:
     bytes_read: int
     bytes_written: int
     policy: PolicyStatistics | None
+
+    @classmethod
+    def of(
+        cls,
+        traffic: TileTraffic,
+        *,
+        recycle_limit_bytes: int,
+        pending_requests: int,
+        policy: PolicyStatistics | None,
+    ) -> Self:
+        """The record of a carrier by its traffic at one instant; takes the carrier's lock."""
+        with traffic.lock:
+            counters, ledger, budget = traffic.counters, traffic.ledger, traffic.budget
+            return cls(
+                tile_count=traffic.grid.tile_count,
+                tile_bytes=traffic.tile_bytes,
+                resident_tiles=traffic.table.resident_count,
+                resident_bytes=counters.reserved_tiles * traffic.tile_bytes,
+                peak_resident_bytes=counters.peak_tiles * traffic.tile_bytes,
+                dirty_tiles=len(traffic.table.dirty()),
+                recycled_bytes=traffic.primary.recycled_bytes,
+                recycle_limit_bytes=recycle_limit_bytes,
+                staging_bytes=counters.staging_bytes,
+                peak_staging_bytes=counters.peak_staging_bytes,
+                aside_bytes=counters.aside_bytes,
+                peak_aside_bytes=counters.peak_aside_bytes,
+                memory_limit_bytes=None if budget is None else budget.memory_limit,
+                memory_bytes=traffic.memory_bytes,
+                peak_memory_bytes=counters.peak_memory_bytes,
+                waiting_requests=0 if budget is None else budget.waiting,
+                in_flight_bytes=counters.in_flight_bytes,
+                pinned_tiles=int(np.count_nonzero((ledger.needed > 0) | ledger.changing | ledger.moving)),
+                pending_requests=pending_requests,
+                put_off_evictions=len(counters.put_off),
+                hits=counters.hits,
+                misses=counters.misses,
+                shared=counters.shared,
+                streamed=counters.streamed,
+                promotions=counters.promotions,
+                evictions=counters.evictions,
+                failed_evictions=counters.failed_evictions,
+                bytes_read=counters.bytes_read,
+                bytes_written=counters.bytes_written,
+                policy=policy,
+            )
