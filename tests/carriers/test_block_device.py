@@ -253,7 +253,7 @@ def test_a_file_system_without_locks_is_an_error_with_the_path(disk, monkeypatch
     def refuse(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("strideweave.io.devices.fcntl.flock", refuse)
+    monkeypatch.setattr("strideweave.io.file_lock.fcntl.flock", refuse)
     with pytest.raises(OSError, match="to be locked") as caught:
         BlockDevice(disk, size=MIB)
     assert (caught.value.errno, caught.value.filename) == (errno.ENOLCK, str(disk))

@@ -310,7 +310,7 @@ def test_a_directory_that_is_taken_for_left_behind_before_it_is_locked_is_made_a
             if len(taken) == 1:
                 remove_abandoned(tmp_path)
             else:
-                held.append(spill_module._lock(path))
+                held.append(spill_module._locked(path))
         return path
 
     held: list[object] = []
@@ -331,7 +331,7 @@ def test_where_directories_cannot_be_locked_nothing_is_removed(
     def flock(number: int, operation: int) -> None:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
-    monkeypatch.setattr(spill_module.fcntl, "flock", flock)
+    monkeypatch.setattr("strideweave.io.file_lock.fcntl.flock", flock)
     assert Path(spill.create().path).exists()
     remove_abandoned(tmp_path)
     assert left.exists()

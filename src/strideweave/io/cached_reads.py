@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from strideweave.io.piecework import Piecework, cut_in_pieces
-from strideweave.io.positioned import INLINE_CACHED_BYTES, INLINE_SPANS, FileSpan, SpanBatch
+from strideweave.io.positioned import INLINE_CACHED_BYTES, INLINE_SPANS, FileSpan, files_of
 from strideweave.runtime.workers import worker_count
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ MOST_MISSES = 8
 
 def may_be_cached(spans: Sequence[FileSpan]) -> bool:
     """Tell whether no file of a batch is read past the page cache."""
-    owners = spans.blocks if isinstance(spans, SpanBatch) else spans
-    return not any(file.is_direct for file in {owner.file for owner in owners})
+    return not any(file.is_direct for file in files_of(spans))
 
 
 def read_at_once(spans: Sequence[FileSpan], tally: EngineTally, read_cached: ReadCached) -> bool:

@@ -13,6 +13,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from strideweave.io.file_lock import lock, unlock_and_close
 from strideweave.io.files import ALIGNMENT, OpenFile
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class HeldDevice:
         if not os.path.sameopenfile(claim, self.file.fd):
             raise OSError(errno.EBUSY, "something else was put in its place while it was opened", path)
         # Last: until here the caller closes it, if this raises.
-        self._let_go = weakref.finalize(self, _let_go, claim, self._process)
+        self._let_go = weakref.finalize(self, unlock_and_close, claim, self._process)
         self._let_go.atexit = False  # pending work may still use it; the system closes it after that
 
     @classmethod
@@ -108,7 +109,7 @@ class HeldDevice:
             if held is not None:
                 held.close()
             else:
-                _let_go(claim, os.getpid())
+                unlock_and_close(claim, os.getpid())
             if made:
                 os.unlink(name)  # noqa: PTH108  the name stays as given
             raise
@@ -198,14 +199,15 @@ def _claim_path(path: str, *, create: bool) -> tuple[int, bool]:
     if stat.S_ISBLK(os.fstat(number).st_mode):
         return number, made  # exclusive already; a lock would get in the way of whoever looks at new devices
     try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        locked = lock(number, path)
+    except OSError:
         os.close(number)
-        if isinstance(error, BlockingIOError):
-            raise _in_use(path) from None
         if made:
             os.unlink(path)  # noqa: PTH108  the name stays as given
-        raise OSError(error.errno, f"{error.strerror}; it was to be locked", path) from error
+        raise
+    if not locked:
+        os.close(number)
+        raise _in_use(path)
     return number, made
 
 
@@ -235,12 +237,6 @@ def _in_use(path: str) -> OSError:
         "close or unmount that first"
     )
     return OSError(errno.EBUSY, reason, path)
-
-
-def _let_go(number: int, process: int) -> None:
-    if process == os.getpid():
-        fcntl.flock(number, fcntl.LOCK_UN)  # or a file would stay locked while a forked child has it open
-    os.close(number)
 
 
 def _extend(number: int, size: int, path: str) -> None:

@@ -37,6 +37,7 @@ __all__ = [
     "SpanBatch",
     "SpanBlock",
     "failure",
+    "files_of",
     "raise_first",
     "read_cached_spans",
     "read_spans",
@@ -128,6 +129,12 @@ def _fields(
     block: SpanBlock,
 ) -> tuple[OpenFile, NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64], int]:
     return block.file, block.offsets, block.memory, block.starts, block.nbytes
+
+
+def files_of(spans: Sequence[FileSpan]) -> list[OpenFile]:
+    """The files of a batch, each once, in the order of their first spans."""
+    owners = spans.blocks if isinstance(spans, SpanBatch) else spans
+    return list(dict.fromkeys([owner.file for owner in owners]))
 
 
 class ShortFileError(EOFError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import itertools
 import os
 import re
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from strideweave.io.file_lock import is_still_at, lock
 from strideweave.io.files import HeldDescriptor, OpenFile
 from strideweave.runtime.event_loop import current_runtime
 from strideweave.runtime.workers import WorkerPool
@@ -135,7 +135,7 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def _remove_if_abandoned(name: str, parent: int) -> None:
-    held = _lock(name, parent)
+    held = _locked(name, parent)
     if held is None:
         return
     found = os.fstat(held.number)
@@ -152,8 +152,8 @@ def _make_directory() -> tuple[Path, HeldDescriptor | None]:
             path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             # Until it has its lock it looks abandoned, and may go.
             with suppress(FileNotFoundError, BlockingIOError):
-                held = _lock(path)
-                if held is None or os.path.samestat(os.fstat(held.number), path.stat()):
+                held = _locked(path)
+                if held is None or is_still_at(held.number, path):
                     return path, held
     except OSError as error:
         message = (
@@ -162,7 +162,7 @@ def _make_directory() -> tuple[Path, HeldDescriptor | None]:
         raise OSError(error.errno, message, parent) from error
 
 
-def _lock(path: str | Path, parent: int | None = None) -> HeldDescriptor | None:
+def _locked(path: str | Path, parent: int | None = None) -> HeldDescriptor | None:
     """Open a directory and lock it; None where the file system has no such locks.
 
     Raises:
@@ -172,11 +172,13 @@ def _lock(path: str | Path, parent: int | None = None) -> HeldDescriptor | None:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     held = HeldDescriptor(os.open(path, flags, dir_fd=parent))
     try:
-        fcntl.flock(held.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locked = lock(held.number, str(path))
     except OSError as error:
         if error.errno not in _CANNOT_LOCK:
             raise
         return None
+    if not locked:
+        raise BlockingIOError(errno.EWOULDBLOCK, "its process has it locked", str(path))
     return held
 
 

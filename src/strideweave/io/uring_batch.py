@@ -10,7 +10,7 @@ import numpy as np
 
 from strideweave.io.buffers import address_of
 from strideweave.io.files import ALIGNMENT
-from strideweave.io.positioned import FileSpan, SpanBatch, failure, raise_first, stuck
+from strideweave.io.positioned import FileSpan, SpanBatch, failure, files_of, raise_first, stuck
 from strideweave.io.uring import ASYNC, DATA_ONLY, PERSIST, READ, SUBMISSION, WRITE
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Batch:
     @classmethod
     def moving(cls, spans: Sequence[FileSpan], *, writing: bool) -> Self:
         """The operations that fill the buffers of spans, or write them."""
-        files = _files(spans)
+        files = files_of(spans)
         if writing:
             for file in files:
                 file.require_writable()
@@ -294,12 +294,6 @@ class Batch:
         if result == 0:
             return stuck(file.path, offset, wanted, got, writing=writing)
         return failure(-result, file.path, offset, wanted, got, writing=writing)
-
-
-def _files(spans: Sequence[FileSpan]) -> list[OpenFile]:
-    """The files of a batch, each once."""
-    owners = spans.blocks if isinstance(spans, SpanBatch) else spans
-    return list(dict.fromkeys([owner.file for owner in owners]))
 
 
 def _columns(spans: Sequence[FileSpan], numbers: Mapping[OpenFile, int]) -> Columns:

@@ -7,12 +7,13 @@ The file says who has it, for the message to the next one; what it says without 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import weakref
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+
+from strideweave.io.file_lock import is_still_at, lock, unlock_and_close
 
 __all__ = ["WriterLock"]
 
@@ -34,7 +35,7 @@ class WriterLock:
     def __init__(self, path: str) -> None:
         self.path = path
         number = _locked(path)
-        self._finalizer = weakref.finalize(self, _unlock, number, os.getpid())
+        self._finalizer = weakref.finalize(self, unlock_and_close, number, os.getpid())
         self._finalizer.atexit = False  # unfinished writes may still go on; the system unlocks after them
         # Hooks stay for ever; this one keeps nothing alive.
         os.register_at_fork(after_in_child=partial(_leave_to_parent, weakref.ref(self)))
@@ -59,21 +60,20 @@ def _locked(path: str) -> int:
     while True:
         number = os.open(path, _FLAGS, 0o666)
         try:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(number), Path(path).stat()):
-                    return number
-        except OSError as error:
+            locked = lock(number, path)
+            if locked and is_still_at(number, Path(path)):
+                return number
             holder = _holder(number)
+        except OSError:
             os.close(number)
-            if not isinstance(error, BlockingIOError):
-                raise OSError(error.errno, f"{error.strerror}; it was to be locked", path) from error
+            raise
+        os.close(number)
+        if not locked:  # and otherwise it is of a store that was just replaced
             message = (
                 f"{holder} has this store open for writing, and only one may; close it there, or open the store "
                 'with mode="r"'
             )
-            raise OSError(errno.EBUSY, message, path) from None
-        os.close(number)  # a store that was just replaced
+            raise OSError(errno.EBUSY, message, path)
 
 
 def _holder(number: int) -> str:
@@ -81,13 +81,6 @@ def _holder(number: int) -> str:
         process = int(os.pread(number, 32, 0))
         return "this process" if process == os.getpid() else f"process {process}"
     return "another process"
-
-
-def _unlock(number: int, process: int) -> None:
-    if process == os.getpid():  # in a child the lock stays where it is, with the parent
-        with suppress(OSError):
-            fcntl.flock(number, fcntl.LOCK_UN)
-    os.close(number)
 
 
 def _leave_to_parent(lock: weakref.ref[WriterLock]) -> None:
