@@ -61,6 +61,20 @@ def test_a_few_tiles_in_the_page_cache_take_no_passage(make_model, monkeypatch, 
     assert model.at_rest()
 
 
+def test_what_is_read_past_the_page_cache_is_not_looked_for_there(small_device, monkeypatch):
+    values = np.arange(8 * 1024, dtype=np.float32).reshape(8, 1024)
+    slow = small_device.allocate(0)
+    tensor = tiled(values, (1, 1024), secondary=slow, resident=False, residency_policy=Streaming())
+
+    def at_once(*_):
+        raise AssertionError("it was looked for in the page cache")
+
+    monkeypatch.setattr(type(default_engine()), "read_at_once", at_once)
+    found = tensor.carrier.project(tensor, tensor.carrier.select({0: [5, 2]})).wait()
+    assert np.array_equal(found.numpy(), values[[5, 2]])
+    tensor.carrier.release()
+
+
 def test_tiles_are_staged_where_their_slots_come_apart(make_model):
     model = make_model(policy=Streaming())
     experts, rows, columns = model.values.shape
@@ -94,13 +108,13 @@ def test_a_request_that_waits_for_the_tile_gets_a_copy_that_nobody_writes_to(
     assert model.at_rest()
 
 
-def test_requests_that_overlap_read_each_tile_once(make_model, control_moves):
+def test_requests_that_overlap_read_each_tile_once(make_model, copies, control_moves):
     """Contract section 6, also where the tile that is shared arrives while its second reader reads another one."""
     model = make_model(policy=Streaming())
     moves = control_moves(FileBacked, CPU)
     others = moves.gates[5 * model.values[0].size] = threading.Event()
     moves.gate.clear()
-    first = model.project(3)
+    first = model.project(4, 3, 6)
     moves.wait_until_entered()
     moves.entered.clear()
     second = model.project(3, 5)
@@ -109,9 +123,9 @@ def test_requests_that_overlap_read_each_tile_once(make_model, control_moves):
     first.wait()
     others.set()
     assert np.array_equal(second.wait().numpy(), model.values[[3, 5]])
-    assert moves.calls == [1, 1]
+    assert (moves.calls, copies) == ([3, 1], [1])  # only what is shared is copied
     statistics = model.carrier.statistics()
-    assert (statistics.streamed, statistics.misses, statistics.shared) == (2, 2, 1)
+    assert (statistics.streamed, statistics.misses, statistics.shared) == (4, 4, 1)
     assert model.at_rest()
 
 

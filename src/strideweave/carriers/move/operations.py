@@ -42,6 +42,7 @@ __all__ = [
     "MemoryToMemory",
     "MoveOperation",
     "Transfer",
+    "may_move_at_once",
     "moved_at_once",
     "run_transfers",
     "writable_bytes",
@@ -192,8 +193,18 @@ async def run_transfers(operation_class: type[MoveOperation], transfers: Sequenc
         )
 
 
-def moved_at_once(operation_class: type[MoveOperation], transfers: TransferBatch) -> bool:
+def may_move_at_once(operation_class: type[MoveOperation], sources: Iterable[Carrier]) -> bool:
+    """Tell whether what an operation reads from these carriers may be in the page cache: else no need to try."""
+    if operation_class.transfer is not FileToMemory.transfer:  # it has a way of its own, and goes it
+        return False
+    return not any(source._file()[0].is_direct for source in sources)
+
+
+def moved_at_once(transfers: TransferBatch) -> bool:
     """Copy a small batch from the page cache to memory without waiting for anything, where that is what there is to do.
+
+    Args:
+        transfers: from carriers of which ``may_move_at_once`` says so.
 
     Returns:
         Whether the destinations are filled; else ``run_transfers`` is the way.
@@ -201,10 +212,6 @@ def moved_at_once(operation_class: type[MoveOperation], transfers: TransferBatch
     Raises:
         TypeError, ReleasedError, ValueError, ImmutableError: as a transfer.
     """
-    if (
-        operation_class.transfer is not FileToMemory.transfer
-    ):  # an operation that has a way of its own goes it
-        return False
     blocks = checked_blocks(transfers)
     files, memory = _files(block.source for block in blocks), _writable_memory(blocks)
     return default_engine().read_at_once(_span_batch(blocks, files, memory, reading=True))

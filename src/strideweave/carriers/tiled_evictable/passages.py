@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -51,15 +51,17 @@ class Passage:
         done: set when they are at rest again.
         staged: the rows that were read, of tiles that stream, for those who joined.
         readers: how many have joined and not left.
+        wanted: the tiles for which they joined.
         staging: what the rows lie in, where that counts as staging.
     """
 
-    __slots__ = ("_emptied", "done", "readers", "staged", "staging")
+    __slots__ = ("_emptied", "done", "readers", "staged", "staging", "wanted")
 
     def __init__(self, staging: Staging | None = None) -> None:
         self.done = anyio.Event()
         self.staged: dict[int, TileRow] = {}
         self.readers = 0
+        self.wanted: set[int] = set()
         self.staging = staging
         self._emptied: anyio.Event | None = None
 
@@ -68,9 +70,10 @@ class Passage:
         self.staging = staging
         staging.users += self.readers
 
-    def join(self) -> None:
-        """Mean to read the staged rows."""
+    def join(self, wanted: Iterable[int]) -> None:
+        """Mean to read the staged rows of these tiles."""
         self.readers += 1
+        self.wanted.update(wanted)
         if self.staging is not None:
             self.staging.users += 1
 
@@ -97,11 +100,13 @@ class Passage:
 
 
 @contextmanager
-def joined(passages: Sequence[Passage], unstage: Callable[[Staging], None]) -> Iterator[Iterator[Passage]]:
-    """Join passages; each is left when the next one is asked for, and all of them when the block ends."""
-    rest = list(reversed(passages))
+def joined(
+    passages: Mapping[Passage, Sequence[int]], unstage: Callable[[Staging], None]
+) -> Iterator[Iterator[Passage]]:
+    """Join passages for some of their tiles; each is left when the next is asked for, all when the block ends."""
+    rest = list(passages)[::-1]
     for passage in rest:
-        passage.join()
+        passage.join(passages[passage])
 
     def one_by_one() -> Iterator[Passage]:
         while rest:

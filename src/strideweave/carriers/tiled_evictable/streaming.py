@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strideweave.carriers.move.operations import moved_at_once
+from strideweave.carriers.move.operations import may_move_at_once, moved_at_once
 from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.passages import Passage, Staging, joined
 from strideweave.carriers.tiled_evictable.store import Places, tile_rows
@@ -129,7 +129,7 @@ class Streaming(Transfers):
                 # Joined first: what others read may have come and gone when this request has read its own. Not under a
                 # limit, where they wait for those who have joined, and would wait for these reads too.
                 join = self.budget is None or not len(mine)
-                with joined(passages if join else [], self._unstage) as arriving:
+                with joined(passages if join else {}, self._unstage) as arriving:
                     if len(mine) and landing is not None:
                         landed = await self._read_in_place(np.sort(mine), landing)
                         missed.update(landed.tolist())
@@ -152,11 +152,12 @@ class Streaming(Transfers):
         if self._passages or len(ordinals) * self.tile_bytes > INLINE_CACHED_BYTES:
             return False
         primary, secondary = self._classes
+        operation = dispatch_move(secondary, primary)
         with self.lock:
-            transfers = self._transfers(
-                self.secondary.place_arrays(ordinals), [Places(None, *landing(ordinals))]
-            )
-        return moved_at_once(dispatch_move(secondary, primary), transfers)
+            places = self.secondary.place_arrays(ordinals)
+        if not may_move_at_once(operation, [place.carrier for place in places]):
+            return False
+        return moved_at_once(self._transfers(places, [Places(None, *landing(ordinals))]))
 
     async def _read_in_place(self, ordinals: Ordinals, landing: Landing) -> Ordinals:
         """Read missing tiles to where they are wanted; gives those that no other request has claimed."""
@@ -171,13 +172,14 @@ class Streaming(Transfers):
                 carrier, starts = landing(wave)
                 await self._read(wave, carrier, starts)
                 if passage.readers:
-                    rows = self._rows_at(carrier, starts)
+                    shared = np.isin(wave, list(passage.wanted))
+                    rows = self._rows_at(carrier, starts[shared])
                     # Whose place this is may write to it before the others have read.
                     if self.budget is None:
                         rows = await self._copies(passage, rows)
                     else:  # no room for copies: so it is not given back before they have
                         lent.append(passage)
-                    passage.staged = dict(zip(wave.tolist(), rows, strict=True))
+                    passage.staged = dict(zip(wave[shared].tolist(), rows, strict=True))
             landed.append(wave)
 
         await self._in_batches(ordinals, read)

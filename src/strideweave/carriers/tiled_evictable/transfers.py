@@ -178,19 +178,19 @@ class Transfers(Admission):
             self.budget.note_places(ordinals, placed)
         self.counters.note_memory(self.memory_bytes)  # a small tile that leaves may keep a whole page warm
 
-    def _sort_out(self, ordinals: Ordinals) -> tuple[list[Passage], Ordinals]:
-        """The passages that some of these tiles are on, and the tiles that are on none."""
+    def _sort_out(self, ordinals: Ordinals) -> tuple[dict[Passage, list[int]], Ordinals]:
+        """The passages that some of these tiles are on, each with those tiles, and the tiles that are on none."""
         if not self._passages:
-            return [], ordinals
-        passages: dict[Passage, None] = {}
+            return {}, ordinals
+        passages: dict[Passage, list[int]] = {}
         mine: list[int] = []
         for ordinal in ordinals.tolist():
             passage = self._passages.get(ordinal)
             if passage is None:
                 mine.append(ordinal)
             else:
-                passages[passage] = None
-        return list(passages), np.array(mine, np.int64)
+                passages.setdefault(passage, []).append(ordinal)
+        return passages, np.array(mine, np.int64)
 
     @contextmanager
     def _passage(self, ordinals: Ordinals, staging: Staging | None = None) -> Iterator[Passage]:
