@@ -56,7 +56,7 @@ __all__ = [
 SMALLEST_BYTES = 1 << 20
 """Bytes: smaller memory comes from NumPy's allocator, which keeps what was freed for the next array."""
 
-LARGEST_LIMIT = 1 << 30
+LARGEST_LIMIT = 4 << 30
 """Bytes: no pool holds more, whatever the machine has."""
 
 IDLE_SECONDS = 10.0
@@ -113,8 +113,8 @@ class RecyclingPool:
     Made without arguments for a runtime; ``current_runtime().service(RecyclingPool)``.
 
     Args:
-        limit_bytes: bound of the bytes lent and held together; None takes 1 GiB, or a sixteenth of the memory that
-            the machine has or a limit leaves to this process, if that is less.
+        limit_bytes: bound of the bytes lent and held together; None takes 4 GiB, an eighth of the memory that the
+            machine has, or a sixteenth of what a limit leaves to this process, whichever is least.
         clock: gives the time in seconds.
     """
 
@@ -500,12 +500,12 @@ def _return_now(mappings: Sequence[mmap.mmap]) -> None:
 
 def _default_limit() -> int:
     """The bound for this machine and the limits of this process."""
-    return min([LARGEST_LIMIT, *(size // 16 for size in _memory_sizes())])
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([LARGEST_LIMIT, physical // 8, *(size // 16 for size in _memory_limits())])
 
 
-def _memory_sizes() -> Iterator[int]:
-    """Bytes of physical memory, and what limits leave to this process or its container."""
-    yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _memory_limits() -> Iterator[int]:
+    """Bytes that limits leave to this process or its container."""
     for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
         soft, _ = resource.getrlimit(limit)
         if soft != resource.RLIM_INFINITY:
