@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from strideweave.runtime import AwaitResult, TaskScope, WorkerPool, run_jobs, worker_count
+from strideweave.runtime import AwaitResult, TaskScope, WorkerPool, current_runtime, run_jobs, worker_count
 from strideweave.runtime import workers as workers_module
 from strideweave.runtime.workers import share_bytes
 
@@ -76,9 +76,8 @@ async def test_jobs_run_in_workers_and_not_in_the_callers_thread():
     assert all(name.startswith("strideweave-worker-") for name in threads)
 
 
-async def test_the_first_error_is_raised_bare_with_a_note_on_the_others(monkeypatch):
+async def test_the_first_error_is_raised_bare_with_a_note_on_the_others():
     """Contract section 6: *the first, where several tiles fail, with a note on the others*."""
-    monkeypatch.setattr(workers_module, "worker_count", lambda: 2)
     both = threading.Barrier(2)
     second_may_fail = threading.Event()
 
@@ -91,7 +90,7 @@ async def test_the_first_error_is_raised_bare_with_a_note_on_the_others(monkeypa
         second_may_fail.wait()
         raise ValueError("second")
 
-    batch = workers_module._Batch([first, second], 2)
+    batch = workers_module._Batch([first, second])
     threads = [threading.Thread(target=batch.work) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -105,17 +104,72 @@ async def test_the_first_error_is_raised_bare_with_a_note_on_the_others(monkeypa
         thread.join()
 
 
-async def test_jobs_after_an_error_are_skipped(monkeypatch):
-    monkeypatch.setattr(workers_module, "worker_count", lambda: 1)
+async def test_jobs_after_an_error_are_skipped_also_by_who_comes_after_it():
     done = []
 
     def fail():
         raise OSError("disk")
 
+    batch = workers_module._Batch([lambda: done.append(1), fail, lambda: done.append(2)])
+    batch.work()
     with pytest.raises(OSError, match="disk") as caught:
-        await run_jobs([lambda: done.append(1), fail, lambda: done.append(2)])
+        await batch.finished
+    batch.work()
     assert done == [1]
     assert not hasattr(caught.value, "__notes__")
+
+
+async def test_a_batch_does_not_wait_for_a_worker_that_is_busy_otherwise():
+    pool, release = current_runtime().service(WorkerPool), threading.Event()
+    busy = [pool.submit(release.wait) for _ in range(pool.size - 1)]
+    done = []
+    await run_jobs([lambda i=i: done.append(i) for i in range(5)])
+    assert done == list(range(5)) or pool.size == 1
+    release.set()
+    for future in busy:
+        future.result()
+
+
+def affinity_of_two(monkeypatch):
+    """Make believe that there are two processors; gives what threads are told about theirs."""
+    told = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *one: told.append(one), raising=False)
+    return told
+
+
+def test_workers_wake_on_a_processor_each_and_may_then_use_all(monkeypatch):
+    told = affinity_of_two(monkeypatch)
+    pool, both = WorkerPool(), threading.Barrier(2)
+    pool.post_to_each(both.wait)
+    pool.shutdown()
+    placed = [(worker.native_id, {place}) for worker, place in zip(pool._threads, (3, 5), strict=True)]
+    assert told == [*placed, (0, {3, 5}), (0, {3, 5})]
+
+
+@pytest.mark.parametrize("processors", [{3}, {3, 5, 6}, {1, 2}])
+def test_workers_are_left_alone_where_processors_are_others_or_more_or_fewer_than_they(
+    processors, monkeypatch
+):
+    told = affinity_of_two(monkeypatch)
+    pool, both = WorkerPool(), threading.Barrier(2)
+    pool.submit(int).result()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {3, 5} if thread else processors)
+    pool.post_to_each(both.wait)
+    pool.shutdown()
+    assert told == []
+
+
+def test_workers_whose_processors_cannot_be_set_work_where_they_are(monkeypatch):
+    def refuse(*_):
+        raise PermissionError("not here")
+
+    affinity_of_two(monkeypatch)
+    monkeypatch.setattr(os, "sched_setaffinity", refuse, raising=False)
+    pool, both = WorkerPool(), threading.Barrier(2)
+    pool.post_to_each(both.wait)
+    pool.shutdown()
+    assert not both.broken
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt()], ids=repr)

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
 
@@ -59,12 +60,15 @@ class WorkerPool(Executor):
 
     An ``Executor`` for ``loop.run_in_executor`` and aiofiles. Made without arguments, so that a runtime can
     keep it: ``current_runtime().service(WorkerPool)``. ``AwaitResult.wait()`` raises in its threads.
+
+    Attributes:
+        size: how many threads.
     """
 
     def __init__(self) -> None:
-        self._size = worker_count()
+        self.size = worker_count()
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[_Worker] = []
         self._starting = threading.Lock()
         self._closed = False
 
@@ -76,14 +80,19 @@ class WorkerPool(Executor):
         Raises:
             RuntimeError: the pool is closed.
         """
-        if self._closed:
-            raise RuntimeError("the worker pool is closed")
-        if len(self._threads) < self._size:
-            self._start_threads()
+        self._get_ready()
         if self._threads:
             self._calls.put(call)
         else:
             call()
+
+    def post_to_each(self, call: Callable[[], object]) -> None:
+        """Post ``call`` once for each worker, as ``post`` does; those that are idle wake on processors of their own."""
+        self._get_ready()
+        if len(self._threads) == self.size:
+            _spread(self._threads)
+        for _ in range(self.size):
+            self.post(call)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Have a worker call ``fn(*args, **kwargs)`` and return the future of its result.
@@ -120,15 +129,19 @@ class WorkerPool(Executor):
             for thread in self._threads:
                 thread.join()
 
-    def _start_threads(self) -> None:
+    def _get_ready(self) -> None:
+        """Start threads that are missing, unless the pool is closed.
+
+        Raises:
+            RuntimeError: it is.
+        """
+        if self._closed:
+            raise RuntimeError("the worker pool is closed")
+        if len(self._threads) == self.size:
+            return
         with self._starting:
-            while len(self._threads) < self._size:
-                thread = threading.Thread(
-                    target=_work,
-                    args=(self._calls,),
-                    name=f"strideweave-worker-{len(self._threads)}",
-                    daemon=True,
-                )
+            while len(self._threads) < self.size:
+                thread = _Worker(self._calls, len(self._threads))
                 try:
                     thread.start()
                 except RuntimeError:
@@ -136,33 +149,82 @@ class WorkerPool(Executor):
                 self._threads.append(thread)
 
 
-def _work(calls: SimpleQueue[Callable[[], object] | None]) -> None:
-    """Run posted calls until told to end."""
-    forbid_waiting()
-    while (call := calls.get()) is not None:
-        call()
-        del call  # while this thread sleeps it must not keep the last call's arrays alive
+class _Worker(threading.Thread):
+    """One worker: runs posted calls until told to end.
+
+    Args:
+        calls: where they are posted; None ends it.
+        number: of this worker.
+    """
+
+    def __init__(self, calls: SimpleQueue[Callable[[], object] | None], number: int) -> None:
+        super().__init__(name=f"strideweave-worker-{number}", daemon=True)
+        self._calls = calls
+        self._usable: set[int] | None = None  # processors it may use once it is awake, if fewer until then
+
+    def run(self) -> None:
+        """Work."""
+        forbid_waiting()
+        while (call := self._calls.get()) is not None:
+            usable, self._usable = self._usable, None
+            if usable is not None:
+                with suppress(OSError):  # none of them is left
+                    os.sched_setaffinity(0, usable)
+            call()
+            del call  # while this thread sleeps it must not keep the last call's arrays alive
+
+    def wake_on(self, processor: int) -> None:
+        """Have the worker wake up on one of the processors that it may use; awake, it may use all of them again."""
+        usable, thread = self._usable, self.native_id or 0
+        try:
+            if usable is None:
+                usable = os.sched_getaffinity(thread)
+            if processor in usable:
+                os.sched_setaffinity(thread, {processor})
+                self._usable = usable  # last: what has woken meanwhile is let free the next time
+        except OSError:  # the thread has ended, or somebody has taken the processor away
+            return
+
+
+def _spread(workers: Sequence[_Worker]) -> None:
+    """Have workers wake up on a processor each, where there is one for each and no more.
+
+    In a virtual machine a processor that sleeps does not count as idle, for its host may have given it away. The
+    kernel then wakes several threads on one, which they share for milliseconds until it moves some of them.
+    """
+    if not hasattr(os, "sched_setaffinity"):  # not Linux
+        return
+    processors = os.sched_getaffinity(0)
+    if len(processors) == len(workers) > 1:
+        for worker, processor in zip(workers, sorted(processors), strict=True):
+            worker.wake_on(processor)
 
 
 class _Batch:
     """Jobs that workers take one at a time, and what became of them."""
 
-    def __init__(self, jobs: Sequence[Callable[[], None]], workers: int) -> None:
+    def __init__(self, jobs: Sequence[Callable[[], None]]) -> None:
         self.finished: AwaitResult[None] = AwaitResult()
         self._jobs: Iterator[Callable[[], None]] = iter(jobs)
-        self._running = workers
+        self._running = 0
         self._errors: list[BaseException] = []
         self._lock = threading.Lock()
 
     def work(self) -> None:
-        """Run jobs until none is left or one has failed; the last worker to get here ends the batch."""
+        """Run jobs until none is left or one has failed; the last worker at it ends the batch.
+
+        One that comes later finds nothing to do, and the batch has not waited for it.
+        """
         job: Callable[[], None] | None = None
+        with self._lock:
+            self._running += 1
         try:
             while (job := self._take()) is not None:
                 job()
         except BaseException as error:  # whatever it is goes to the awaiting task; the worker lives on
             trace = error.__traceback__
             self._errors.append(error.with_traceback(trace.tb_next if trace else None))  # without this frame
+            self._jobs = iter(())  # for nobody, nor for who comes when the batch has ended
             del trace
         with self._lock:
             self._running -= 1
@@ -174,7 +236,7 @@ class _Batch:
 
     def _take(self) -> Callable[[], None] | None:
         with self._lock:
-            return None if self._errors else next(self._jobs, None)
+            return next(self._jobs, None)
 
     def _first_error(self) -> BaseException | None:
         if not self._errors:
@@ -205,10 +267,12 @@ async def run_jobs(jobs: Sequence[Callable[[], None]]) -> None:
         await checkpoint()
         return
     pool = current_runtime().service(WorkerPool)
-    hops = min(worker_count(), len(jobs))
-    batch = _Batch(jobs, hops)
-    for _ in range(hops):
-        pool.post(batch.work)
+    batch = _Batch(jobs)
+    if len(jobs) >= pool.size:
+        pool.post_to_each(batch.work)
+    else:
+        for _ in jobs:
+            pool.post(batch.work)
     try:
         with anyio.CancelScope(shield=True):
             await batch.finished
