@@ -188,15 +188,18 @@ def bind_product(axes: Sequence[Axis], grid: TileGrid, what: str) -> NDArray[np.
 def _few_ordinals(axes: Sequence[Axis], extents: Sequence[int]) -> list[int]:
     ordinals, stride = [0], 1
     for axis, extent in zip(axes, extents, strict=True):
-        if extent > 1:  # else the axis adds nothing
-            ordinals = [ordinal + tile * stride for tile in axis for ordinal in ordinals]
-            stride *= extent
+        if extent == 1:  # the axis adds nothing
+            continue
+        ordinals = [ordinal + tile * stride for tile in axis for ordinal in ordinals]
+        stride *= extent
     return ordinals
 
 
 def _many_ordinals(axes: Sequence[Axis], extents: Sequence[int]) -> NDArray[np.int64]:
     ordinals, stride = np.zeros(1, np.int64), 1
     for axis, extent in zip(axes, extents, strict=True):
+        if extent == 1:  # the axis adds nothing
+            continue
         if isinstance(axis, range):
             tiles = np.arange(axis.start, axis.stop, axis.step, dtype=np.int64)
         else:

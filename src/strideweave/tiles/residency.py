@@ -105,6 +105,8 @@ class ResidencyTable:
 
     def are_valid(self, ordinals: Ordinals) -> bool:
         """Tell whether each of some tiles has a value."""
+        if self._resident == len(self._location):
+            return True
         if len(ordinals) > _FEW_TILES:
             return bool((self._location[ordinals] != _NONE).all())
         cells = self._cells
@@ -115,6 +117,8 @@ class ResidencyTable:
 
     def are_resident(self, ordinals: Ordinals) -> bool:
         """Tell whether the value of each of some tiles is in the primary tier."""
+        if self._resident == len(self._location):
+            return True
         if len(ordinals) > _FEW_TILES:
             return bool((self._location[ordinals] == _PRIMARY).all())
         cells = self._cells
