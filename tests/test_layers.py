@@ -47,6 +47,7 @@ CARRIERS = (
     "array_views",
     "view_operations",
     "lifecycle",
+    "slots",
     "base",
     "dependent",
     "numpy_special",

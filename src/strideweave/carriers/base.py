@@ -9,31 +9,27 @@ not memory and does not compute. Where a few blocking functions are all there is
 from __future__ import annotations
 
 from abc import abstractmethod
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import numpy as np
 
-from strideweave.carriers.array_views import gathered
-from strideweave.carriers.lifecycle import CarrierLifecycle, CarrierStatistics
+from strideweave.carriers.lifecycle import CarrierStatistics
+from strideweave.carriers.slots import CarrierSlots
 from strideweave.carriers.view_operations import ViewOperation
 from strideweave.dtype import DType
 from strideweave.layout import row_major
-from strideweave.layout.int_tuple import as_integer
 from strideweave.operations.definition import apply
 from strideweave.operations.table import OPERATIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable
     from contextlib import AbstractContextManager
     from typing import Self
 
     from numpy.typing import NDArray
 
     from strideweave.carriers.extension.definition import CarrierDefinition
-    from strideweave.carriers.part_cover import StagingArea
-    from strideweave.io.files import OpenFile
     from strideweave.layout import Layout
     from strideweave.operations.definition import Operation, OperationCapability
     from strideweave.operations.operand import Operand
@@ -44,7 +40,7 @@ __all__ = ["Carrier", "CarrierStatistics"]
 F = TypeVar("F")
 
 
-class Carrier(CarrierLifecycle):
+class Carrier(CarrierSlots):
     """Base of all carriers: a one-dimensional homogeneous sequence of slots of one dtype.
 
     Slot indices are integers in ``[0, size())``: anything but an integer (``bool`` included) is a
@@ -70,14 +66,6 @@ class Carrier(CarrierLifecycle):
     #: What a user does whose operation this class does not run: the end of the error's message.
     _operation_hint: ClassVar[str] = "move the tensor to a carrier that computes, such as CPU"
 
-    #: False promises that ``_store_slot`` is a few plain statements, so that it may run under the runtime's
-    #: short lock. True lets it take its time and wait for I/O: meanwhile no lock is held, and ``release()``
-    #: and a claim are refused with PendingWorkError.
-    _slots_do_io: ClassVar[bool] = True
-
-    #: Bounded memory that reading its slots takes besides that which they go to, where it takes any.
-    _beside: StagingArea | None = None
-
     #: What ``strideweave.carriers.extension`` installs on an exact class; ``_installed`` reads it.
     _definition: ClassVar[CarrierDefinition | None] = None
 
@@ -93,46 +81,6 @@ class Carrier(CarrierLifecycle):
             )
         installed = self._installed()
         return installed is None or installed.supports(self, dtype)
-
-    def get_value(self, i: int) -> bool | int | float:
-        """Read slot ``i`` as a Python bool, int or float.
-
-        Raises:
-            ReleasedError: the carrier was released.
-            TypeError: ``i`` is not an integer.
-            IndexError: ``i`` is outside ``[0, size())``.
-        """
-        self._require_live()
-        try:
-            return self._load_slot(self._check_index(i))
-        except Exception:  # any: if another thread released the carrier meanwhile, it comes of that
-            self._require_live()
-            raise
-
-    def set_value(self, i: int, value: object) -> None:
-        """Write slot ``i`` and advance the version by one; after an error nothing has changed.
-
-        Raises:
-            ReleasedError: the carrier was released.
-            OwnershipError: a composite or an unfinished request owns the carrier.
-            ImmutableError: the carrier is not publicly mutable.
-            TypeError: ``i`` is not an integer or ``value`` not a real number.
-            IndexError: ``i`` is outside ``[0, size())``.
-            OverflowError: ``value`` does not fit the dtype.
-            ValueError: ``value`` is NaN and the dtype an integer type.
-        """
-        if self._slots_do_io:
-            self._set_through_io(i, value, self._require_mutable)
-        else:
-            self._set_at_once(i, value, self._require_mutable)
-
-    def __getitem__(self, i: int) -> bool | int | float:
-        """Read a slot: ``carrier[i]`` is ``carrier.get_value(i)``."""
-        return self.get_value(i)
-
-    def __setitem__(self, i: int, value: object) -> None:
-        """Write a slot: ``carrier[i] = v`` is ``carrier.set_value(i, v)``."""
-        self.set_value(i, value)
 
     @abstractmethod
     def new_like(self, values: Iterable[Any], *, mutable: bool = True, dtype: DType | None = None) -> Self:
@@ -242,15 +190,6 @@ class Carrier(CarrierLifecycle):
         """
         raise NotImplementedError(f"{type(self).__name__} does not scatter; use a carrier in memory")
 
-    def _require_live_and_owner(self, owner: object) -> None:
-        self._require_live()
-        self._require_owner(owner)
-
-    def _set_as(self, owner: object, i: int, value: object) -> None:
-        """Write a slot and advance the version as the owner (None: of an unowned carrier), mutable or not."""
-        check = partial(self._require_live_and_owner, owner)
-        (self._set_through_io if self._slots_do_io else self._set_at_once)(i, value, check)
-
     def _scatter_as(self, owner: object, source: Operand, layout: Layout, first: int) -> None:
         """Write a tensor's values to checked slots, relative to ``first``, and advance the version as the owner.
 
@@ -276,18 +215,6 @@ class Carrier(CarrierLifecycle):
         return installed
 
     # Storage (internal)
-
-    @abstractmethod
-    def _load_slot(self, i: int) -> bool | int | float:
-        """Read a slot whose index was checked."""
-
-    @abstractmethod
-    def _store_slot(self, i: int, value: NDArray[Any]) -> None:
-        """Write a slot whose index was checked; ``value`` comes from ``_convert``."""
-
-    def _convert(self, value: object) -> NDArray[Any]:
-        """Convert a number to an array of shape ``()`` and exactly this dtype, checked as NumPy checks."""
-        return self._dtype.convert(value)
 
     def _bearer(self) -> Carrier:
         """The carrier whose storage holds the values now: this one, or a tier of a composite."""
@@ -315,9 +242,6 @@ class Carrier(CarrierLifecycle):
         del other
         return False
 
-    def _discard(self, start: int, slots: int) -> None:
-        """Give back the storage of these slots where this carrier allocated it; undefined values follow."""
-
     async def _persist(self) -> None:
         """Return once what was written to these slots would survive a loss of power, as far as the storage can.
 
@@ -332,51 +256,21 @@ class Carrier(CarrierLifecycle):
         bearer = self._bearer()
         return nullcontext() if bearer is self else bearer._writing_durably()
 
-    def _bytes(self) -> NDArray[np.uint8]:
-        """All slots as writable bytes, for carriers in memory; raises ReleasedError after release."""
-        raise NotImplementedError(f"{type(self).__name__} does not live in memory")
-
-    def _units(self, unit: np.dtype[np.unsignedinteger[Any]]) -> NDArray[np.unsignedinteger[Any]]:
-        """All slots as writable unsigned integers of their size, for carriers in memory, as ``_bytes``."""
-        return self._bytes().view(unit)
-
-    def _file(self) -> tuple[OpenFile, int]:
-        """The open file and the byte offset of slot 0, for carriers in a file."""
-        raise NotImplementedError(f"{type(self).__name__} does not live in a file")
-
-    def _array(self, layout: Layout, offset: int, writable: bool) -> NDArray[Any] | None:
-        """View the slots of a layout, shaped ``layout.extents``; None where no view without a copy exists."""
-        self._require_live()
-        return None
-
-    def _operand_array(self, tensor: Operand) -> NDArray[Any]:
-        """The values of a tensor for a computation, which lets go of them when it ends: a view, or else a copy."""
-        return tensor.numpy()
-
-    def _exported(self, layout: Layout, offset: int, writable: bool) -> NDArray[Any] | None:
-        """View the slots of a layout for a consumer that keeps them; None where no such view exists.
-
-        BufferError for a carrier whose values may go elsewhere while the consumer holds on to the memory.
-        """
-        self._require_live()
-        raise BufferError(
-            f"a {type(self).__name__} exposes no DLPack buffer; move its tensor to a CPU carrier first"
-        )
+    # Others like it (internal)
 
     def _adopt_like(self, values: NDArray[Any], dtype: DType) -> Self:
         """Make a fresh carrier of this class around a fresh 1-D array that nobody else refers to."""
         return self.new_like(values, dtype=dtype)
 
-    def _sum_gradients(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add two gradients of one shape that lie on this carrier class, without changing either.
+    def _empty_like(self, dtype: DType) -> Self:
+        """Make a fresh mutable carrier of this class without slots: a tier that waits for its values."""
+        return self.allocate_like(0, mutable=True, dtype=dtype)
 
-        A class that has no addition, since it only keeps values, adds in memory.
-        """
-        if self.operation_capabilities("add"):
-            return apply("add", x, y)
-        total = np.add(x.numpy(), y.numpy())
-        carrier = self._adopt_like(total.reshape(-1), x.dtype)
-        return type(x)._of(carrier, 0, row_major(total.shape), False)
+    def _allocate_result(self, size: int) -> Self:
+        """Make a fresh mutable carrier of this class and dtype, for values that follow at once."""
+        return self.allocate_like(size, mutable=True, empty=True)
+
+    # Moves (internal)
 
     def _check_tier(self) -> None:
         """Refuse to become a tier of a composite; NotImplementedError in a class that cannot."""
@@ -394,6 +288,8 @@ class Carrier(CarrierLifecycle):
     def _finish_move(self) -> None:
         """The move is over, whatever became of it; does nothing where none had begun."""
 
+    # Gradients (internal)
+
     def _gradient_of_moved(self, offset: int, layout: Layout, cotangent: Tensor) -> Tensor | None:
         """Make the gradient of a tensor that was moved off this carrier, in a class whose tensors need their own.
 
@@ -407,73 +303,21 @@ class Carrier(CarrierLifecycle):
         ValueError in a class whose storage has a geometry of its own.
         """
 
-    def _empty_like(self, dtype: DType) -> Self:
-        """Make a fresh mutable carrier of this class without slots: a tier that waits for its values."""
-        return self.allocate_like(0, mutable=True, dtype=dtype)
+    def _sum_gradients(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add two gradients of one shape that lie on this carrier class, without changing either.
+
+        A class that has no addition, since it only keeps values, adds in memory.
+        """
+        if self.operation_capabilities("add"):
+            return apply("add", x, y)
+        total = np.add(x.numpy(), y.numpy())
+        carrier = self._adopt_like(total.reshape(-1), x.dtype)
+        return type(x)._of(carrier, 0, row_major(total.shape), False)
 
     def _copy_gradient(self, gradient: Tensor) -> Tensor:
         """Copy a gradient that lies on this carrier to fresh storage that it fills, row-major."""
         carrier = self._adopt_like(gradient.numpy(copy=True).reshape(-1), gradient.dtype)
         return type(gradient)._of(carrier, 0, row_major(gradient.shape), False)
-
-    def _allocate_result(self, size: int) -> Self:
-        """Make a fresh mutable carrier of this class and dtype, for values that follow at once."""
-        return self.allocate_like(size, mutable=True, empty=True)
-
-    def _read_slots(self, start: int, slots: int) -> NDArray[Any]:
-        """Copy a run of slots to a fresh 1-D array of the dtype.
-
-        May wait for I/O; not for the runtime's thread.
-        """
-        self._require_live()
-        values = np.empty(slots, self._dtype.numpy)
-        for position in range(slots):
-            values[position] = self._load_slot(start + position)
-        return values
-
-    def _gather_array(self, tensor: Operand) -> NDArray[Any]:
-        """Copy a tensor's values to a fresh array of its shape; by default one read of the slots it spans."""
-        self._require_live()
-        layout = tensor.layout
-        if layout.size == 0:
-            return np.empty(tensor.shape, self._dtype.numpy)
-        low = tensor.offset + layout.min_index
-        slots = self._read_slots(low, layout.max_index - layout.min_index + 1)
-        return gathered(slots, layout, tensor.offset - low)
-
-    def _set_at_once(self, i: int, value: object, check: Callable[[], None]) -> None:
-        check()
-        # Foreign code, such as a number's __float__, runs before the lock is taken.
-        index, converted = self._check_index(i), self._convert(value)
-        with self._lock:
-            check()
-            self._store_slot(index, converted)
-            self._version += 1
-
-    def _set_through_io(self, i: int, value: object, check: Callable[[], None]) -> None:
-        check()
-        index, converted = self._check_index(i), self._convert(value)
-        with self._writing(check):
-            self._store_slot(index, converted)
-
-    @contextmanager
-    def _writing(self, check: Callable[[], None]) -> Iterator[None]:
-        """Guard one write that holds no lock: it is in flight, and advances the version if it succeeds."""
-        with self._lock:
-            check()
-            self._begin_write()
-        try:
-            yield
-        except BaseException:  # whatever it was, the write is over
-            self._end_write(0)
-            raise
-        self._end_write(1)
-
-    def _check_index(self, i: int) -> int:
-        index = as_integer(i, "a slot index")
-        if not 0 <= index < self._size:
-            raise IndexError(f"slot {index} is outside [0, {self._size})")
-        return index
 
     def __repr__(self) -> str:
         state = "released" if self._released else f"{self._size} slots"

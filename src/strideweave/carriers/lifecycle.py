@@ -49,7 +49,7 @@ class CarrierStatistics:
 
 
 class CarrierLifecycle(Storage):
-    """The half of ``Carrier`` that says who may change it, and ends it.
+    """The part of ``Carrier`` that says who may change it, and ends it.
 
     Spec: *Child ownership makes retained aliases externally read-only*; *Release ends the whole hierarchy
     lifecycle*.

@@ -15,6 +15,7 @@ from strideweave.carriers.tiled_evictable.scatter import start_scatter
 from strideweave.carriers.tiled_evictable.slots import read_slot, read_slots, write_slot
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import NoReturn
 
     import numpy.typing as npt
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from strideweave.layout import Layout
     from strideweave.runtime.await_result import AwaitResult
     from strideweave.tensor import Tensor
+    from strideweave.tiles.policy import ResidencyPolicy
     from strideweave.tiles.selection import TileSelection, TileSet
 
 __all__ = ["TiledEvictable"]
@@ -72,6 +74,25 @@ class TiledEvictable(TileHierarchy):
 
     def __init_subclass__(cls, **_: Any) -> NoReturn:
         raise TypeError("TiledEvictable is final; compose it instead of subclassing it")
+
+    def __init__(  # of its own, so that what Python says about arguments names a public class
+        self,
+        primary: Carrier,
+        secondary: Carrier,
+        grid_shape: Iterable[int],
+        tile_shape: Iterable[int],
+        *,
+        residency_policy: ResidencyPolicy | None = None,
+        memory_limit: int | None = None,
+    ) -> None:
+        super().__init__(
+            primary,
+            secondary,
+            grid_shape,
+            tile_shape,
+            residency_policy=residency_policy,
+            memory_limit=memory_limit,
+        )
 
     def promote_async(self, tiles: TileSet | TileSelection) -> AwaitResidency:
         """Start making every tile of a set primary, all of them or none.
