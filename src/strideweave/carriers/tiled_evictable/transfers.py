@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Transfers"]
 
-# Large sets move in batches: preparing one takes about 2 ms, in which no other thread has the interpreter.
+# Large sets move in batches: preparing one takes about 2 ms, in which no other thread has the interpreter. More bytes,
+# too: each batch takes the loop 0.3 ms and more, for which a worker lacks a processor.
 _BATCH_TILES = 256
-_BATCH_BYTES = 32 << 20
+_BATCH_BYTES = 256 << 20
 _BATCHES_AT_ONCE = 2  # so that workers and devices have the next one at hand when they are done with one
 
 
