@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strideweave.carriers.cpu import CPU
-from strideweave.dtype import DType
+from strideweave.dtype import DType, check_dtype
 from strideweave.layout import row_major
 from strideweave.layout.int_tuple import as_integer
 from strideweave.tensor import Tensor
@@ -130,9 +130,7 @@ def _filled(shape: tuple[int, ...], dtype: DType, values: NDArray[Any]) -> Tenso
 
 
 def _checked(dtype: DType | None) -> DType | None:
-    if dtype is not None and not isinstance(dtype, DType):
-        raise TypeError(f"dtype must be a DType, found {type(dtype).__name__}; see DType.from_numpy(dtype)")
-    return dtype
+    return None if dtype is None else check_dtype(dtype)
 
 
 def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["DType"]
+__all__ = ["DType", "check_dtype"]
 
 
 @final
@@ -149,6 +149,19 @@ class DType:
 
     def __deepcopy__(self, memo: object) -> DType:
         return self
+
+
+def check_dtype(dtype: object) -> DType:
+    """Check that an argument is a DType, and give it back.
+
+    Raises:
+        TypeError: it is something else, such as a NumPy dtype.
+    """
+    if not isinstance(dtype, DType):
+        raise TypeError(
+            f"dtype must be a DType, found {type(dtype).__name__}; DType.from_numpy(dtype) makes one"
+        )
+    return dtype
 
 
 def _python_number(value: object) -> bool | int | float:

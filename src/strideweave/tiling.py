@@ -17,7 +17,7 @@ from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
 from strideweave.carriers.tiled_evictable.memory_limit import check_memory_limit
 from strideweave.carriers.tiled_evictable.tiers import bind_policy
-from strideweave.dtype import DType
+from strideweave.dtype import DType, check_dtype
 from strideweave.flags import as_flag
 from strideweave.layout import Layout
 from strideweave.runtime.await_result import AwaitResult
@@ -76,11 +76,7 @@ def tiled(
     """
     resident = as_flag(resident, "resident")
     source = np.asarray(array)
-    chosen = DType.from_numpy(source.dtype) if dtype is None else dtype
-    if not isinstance(chosen, DType):
-        raise TypeError(
-            f"dtype must be a DType, found {type(chosen).__name__}; DType.from_numpy(dtype) makes one"
-        )
+    chosen = DType.from_numpy(source.dtype) if dtype is None else check_dtype(dtype)
     grid = tile_grid(source.shape, tuple(tile_shape) if isinstance(tile_shape, Iterable) else (tile_shape,))
     tile_bytes = grid.tile_size * chosen.itemsize
     limit = check_memory_limit(memory_limit, tile_bytes, grid.tile_count * tile_bytes if resident else 0)
@@ -92,9 +88,7 @@ def tiled(
     try:
         primary = CPU(grid.slot_count if resident else 0, dtype=chosen, empty=True)
         if resident:
-            slots = primary.numpy(writable=True).reshape(-1, *grid.tile_shape)
-            for ordinal, tile in enumerate(tile_views(source, grid)):
-                slots[ordinal] = tile
+            _fill(primary, grid, tile_views(source, grid))
         else:
             _write_through(source, grid, slow, _WAVE_BYTES if limit is None else min(_WAVE_BYTES, limit))
         carrier = TiledEvictable(
@@ -176,19 +170,24 @@ def tile_views(source: npt.NDArray[Any], grid: TileGrid) -> Iterator[npt.NDArray
         ]
 
 
+def _fill(memory: CPU, grid: TileGrid, tiles: Iterable[npt.NDArray[Any]]) -> None:
+    """Copy tiles to a carrier, one behind the other from its first slot on, as far as there are any or have room."""
+    slots = memory.numpy(writable=True).reshape(-1, *grid.tile_shape)
+    for place, tile in zip(slots, tiles, strict=False):
+        place[...] = tile
+
+
 def _write_through(source: npt.NDArray[Any], grid: TileGrid, secondary: Carrier, wave_bytes: int) -> None:
     """Write the tiles of an array to an empty carrier, in waves of so many bytes or a tile."""
     dtype = secondary.dtype()
     per_wave = min(grid.tile_count, max(1, wave_bytes // (grid.tile_size * dtype.itemsize)))
     staging = CPU(per_wave * grid.tile_size, dtype=dtype, empty=True)
-    slots = staging.numpy(writable=True).reshape(-1, *grid.tile_shape)
     secondary._allocate_in_place(grid.slot_count)
     operation = dispatch_move(CPU, type(secondary))
     tiles = tile_views(source, grid)
     for first in range(0, grid.tile_count, per_wave):
         count = min(per_wave, grid.tile_count - first)
-        for row, tile in zip(slots[:count], tiles, strict=False):
-            row[...] = tile
+        _fill(staging, grid, itertools.islice(tiles, count))
         transfer = Transfer(staging, 0, secondary, first * grid.tile_size, count * grid.tile_size)
         handle: AwaitResult[Any] = AwaitResult()
         staging._scope.start(handle, operation().transfer, [transfer]).wait()

@@ -17,7 +17,7 @@ import numpy as np
 from strideweave.carriers.lifecycle import CarrierStatistics
 from strideweave.carriers.slots import CarrierSlots
 from strideweave.carriers.view_operations import ViewOperation
-from strideweave.dtype import DType
+from strideweave.dtype import DType, check_dtype
 from strideweave.layout import row_major
 from strideweave.operations.definition import apply
 from strideweave.operations.table import OPERATIONS
@@ -75,10 +75,7 @@ class Carrier(CarrierSlots):
         Raises:
             TypeError: ``dtype`` is not a DType.
         """
-        if not isinstance(dtype, DType):
-            raise TypeError(
-                f"dtype must be a DType, found {type(dtype).__name__}; DType.from_numpy(dtype) makes one"
-            )
+        check_dtype(dtype)
         installed = self._installed()
         return installed is None or installed.supports(self, dtype)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, final
 from strideweave.carriers.base import CarrierStatistics
 from strideweave.carriers.file_slots import FileCarrier
 from strideweave.carriers.lifecycle import check_slot_count
-from strideweave.dtype import DType
+from strideweave.dtype import DType, check_dtype
 from strideweave.flags import as_flag
 from strideweave.io.files import FileStatistics, OpenFile
 from strideweave.io.spill import SpillDirectory
@@ -103,10 +103,7 @@ class FileBacked(FileCarrier):
             OSError: the system refused to open the file.
             NotImplementedError: this machine is big-endian and the slots are wider than a byte.
         """
-        if not isinstance(dtype, DType):
-            raise TypeError(
-                f"dtype must be a DType, found {type(dtype).__name__}; DType.from_numpy(dtype) makes one"
-            )
+        check_dtype(dtype)
         start = as_integer(offset, "offset")
         if start < 0:
             raise ValueError(f"offset must not be negative, found {start}")

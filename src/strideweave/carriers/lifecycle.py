@@ -11,7 +11,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from strideweave.dtype import DType
+from strideweave.dtype import DType, check_dtype
 from strideweave.errors import ImmutableError, OwnershipError, PendingWorkError, ReleasedError
 from strideweave.flags import as_flag
 from strideweave.layout.int_tuple import as_integer
@@ -70,12 +70,8 @@ class CarrierLifecycle(Storage):
     _lock = short_lock
 
     def __init__(self, size: int, *, dtype: DType = DType.Float32, mutable: bool = True) -> None:
-        if not isinstance(dtype, DType):
-            raise TypeError(
-                f"dtype must be a DType, found {type(dtype).__name__}; DType.from_numpy(dtype) makes one"
-            )
+        self._dtype = check_dtype(dtype)
         self._size = check_slot_count(size)
-        self._dtype = dtype
         self._mutable = as_flag(mutable, "mutable")
         self._seal()
 

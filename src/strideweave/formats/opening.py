@@ -12,7 +12,7 @@ from strideweave.carriers.cpu import CPU
 from strideweave.carriers.file_parts import FileParts
 from strideweave.carriers.part_reading import PartTable
 from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
-from strideweave.dtype import DType
+from strideweave.dtype import DType, check_dtype
 from strideweave.errors import FormatError
 from strideweave.formats.checkpoint import find_array, open_checkpoint
 from strideweave.formats.headers import HeaderFile
@@ -208,10 +208,8 @@ def _check_arguments(
     """Check what a caller says about an array of this format; gives shape and offset as integers."""
     extents = None if shape is None else _extents(shape)
     start = as_integer(offset, "offset")
-    if dtype is not None and not isinstance(dtype, DType):
-        raise TypeError(
-            f"dtype must be a DType, found {type(dtype).__name__}; DType.from_numpy(dtype) makes one"
-        )
+    if dtype is not None:
+        check_dtype(dtype)
     if tensor is not None and not isinstance(tensor, str):
         raise TypeError(f"tensor must be a string, found {type(tensor).__name__}")
     if tensor is not None and found != "safetensors":

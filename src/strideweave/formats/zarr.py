@@ -14,7 +14,7 @@ from strideweave.errors import FormatError
 from strideweave.formats.description import StoredArray, check_byte_order, nearest_divisor
 from strideweave.formats.headers import MOST_HEADER_BYTES, HeaderFile, parse_json
 from strideweave.formats.zarr_metadata import MOST_CHUNKS, Metadata, parse_metadata
-from strideweave.formats.zarr_shards import read_shard
+from strideweave.formats.zarr_shards import ShardIndex, read_shard
 from strideweave.io.file_pool import KnownFile
 
 if TYPE_CHECKING:
@@ -65,7 +65,9 @@ def read_zarr(path: str) -> StoredArray:
     tile = tuple(
         [nearest_divisor(extent, part) for extent, part in zip(found.shape, found.chunk, strict=True)]
     )
-    files, file_of, offset_of = (_look_at_chunks if found.shards is None else _look_at_shards)(path, found)
+    index = found.shards
+    places = _look_at_chunks(path, found) if index is None else _look_at_shards(path, found, index)
+    files, file_of, offset_of = places
     return StoredArray(
         path, found.dtype, found.shape, found.chunk, "C", files, file_of, offset_of, tile, found.fill
     )
@@ -101,10 +103,8 @@ def _look_at_chunks(path: str, found: Metadata) -> _Places:
     return tuple(files), file_of, np.zeros(len(file_of), np.int64)
 
 
-def _look_at_shards(path: str, found: Metadata) -> _Places:
+def _look_at_shards(path: str, found: Metadata, index: ShardIndex) -> _Places:
     """Each file is a shard of many chunks; those beyond the array's end are left out."""
-    index = found.shards
-    assert index is not None
     shards = _counts(found.shape, found.file_shape)
     padded = tuple([count * along for count, along in zip(shards, index.counts, strict=True)])
     file_of, offset_of = np.full(padded, -1, np.int32), np.zeros(padded, np.int64)

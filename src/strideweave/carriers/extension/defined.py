@@ -14,7 +14,7 @@ from strideweave.carriers.base import Carrier, CarrierStatistics
 from strideweave.carriers.extension.storage import ProvidedStorage, StorageProvider
 from strideweave.carriers.lifecycle import check_slot_count
 from strideweave.carriers.memory import slots_from
-from strideweave.dtype import DType
+from strideweave.dtype import DType, check_dtype
 from strideweave.runtime.await_result import AwaitResult
 from strideweave.runtime.event_loop import current_runtime
 from strideweave.runtime.thread_role import waiting_is_forbidden
@@ -129,10 +129,7 @@ class DefinedCarrier(Carrier):
     def _check_provided(cls, dtype: DType) -> None:
         """Refuse a dtype that the provider does not store."""
         provider = cls._provider()
-        if not isinstance(dtype, DType):
-            raise TypeError(
-                f"dtype must be a DType, found {type(dtype).__name__}; DType.from_numpy(dtype) makes one"
-            )
+        check_dtype(dtype)
         if not provider.supports_dtype(dtype):
             raise TypeError(f"{type(provider).__name__} does not store {dtype.name}")
 
