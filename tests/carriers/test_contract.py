@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
+from boxed import Boxed
 from strideweave import CPU, DType, Evictable, FileBacked, Generic, TiledEvictable
-from strideweave.carriers import Carrier
 from strideweave.carriers.move import ElementwiseMoveOperation, registered_move_operation
 from strideweave.testing import CarrierContract
 
@@ -144,33 +142,6 @@ class TestTiledEvictableOfOneTile(TiledContract):
             return TiledEvictable(primary, CPU(0, dtype=primary.dtype()), (1,), (len(values),))
 
         return make
-
-
-class Boxed(Carrier):
-    """A user's carrier: neither memory nor file, one NumPy scalar a slot, and only the required hooks."""
-
-    def __init__(self, values: Any, *, mutable: bool = True, dtype: DType) -> None:
-        values = list(values)
-        super().__init__(len(values), dtype=dtype, mutable=mutable)
-        self.boxes = [self._convert(value) for value in values]
-
-    def _load_slot(self, i):
-        return self.dtype().to_python(self.boxes[i])
-
-    def _store_slot(self, i, value):
-        self.boxes[i] = value
-
-    def _free_storage(self):
-        self.boxes = []
-
-    def new_like(self, values, *, mutable=True, dtype=None):
-        return Boxed(values, mutable=mutable, dtype=self.dtype() if dtype is None else dtype)
-
-    def allocate_like(self, size, *, mutable=True, dtype=None, empty=False):
-        np.empty(size)  # refuses what is no size
-        if isinstance(size, bool):
-            raise TypeError("a bool is no size")
-        return Boxed([0] * size, mutable=mutable, dtype=self.dtype() if dtype is None else dtype)
 
 
 class TestAUsersOwn(CarrierContract):

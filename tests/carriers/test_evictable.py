@@ -8,6 +8,7 @@ import weakref
 import numpy as np
 import pytest
 
+from boxed import Boxed
 from strideweave import (
     CPU,
     AwaitResult,
@@ -34,30 +35,6 @@ from strideweave.errors import EvictedError, ImmutableError, OwnershipError, Pen
 from strideweave.testing import failing_transfers, held_transfers, values_of
 
 VALUES = [1.0, 2.0, 3.0, 4.0]
-
-
-class Boxed(Carrier):
-    """A carrier of a user's own that no move is registered for."""
-
-    def __init__(self, values, *, mutable=True, dtype=DType.Float32):
-        values = list(values)
-        super().__init__(len(values), dtype=dtype, mutable=mutable)
-        self.boxes = [self._convert(value) for value in values]
-
-    def _load_slot(self, i):
-        return self.dtype().to_python(self.boxes[i])
-
-    def _store_slot(self, i, value):
-        self.boxes[i] = value
-
-    def _free_storage(self):
-        self.boxes = []
-
-    def new_like(self, values, *, mutable=True, dtype=None):
-        return type(self)(values, mutable=mutable, dtype=dtype or self.dtype())
-
-    def allocate_like(self, size, *, mutable=True, dtype=None, empty=False):
-        return type(self)([0] * size, mutable=mutable, dtype=dtype or self.dtype())
 
 
 def cpu(values=VALUES, **options):

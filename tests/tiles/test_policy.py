@@ -19,6 +19,7 @@ from strideweave.tiles.policy import (
     ResidencyPolicy,
     Streaming,
 )
+from strideweave.tiles.s3fifo import S3FIFO
 from strideweave.tiles.selection import TileSelection, TileSet
 
 GRID = TileGrid((16,), (4,))
@@ -327,9 +328,10 @@ def test_lru_follows_its_words(capacity, requests, bound):
     assert counted.misses == counted.streamed + counted.evictions + counted.resident
 
 
-def test_lru_counts_right_under_threads():
+@pytest.mark.parametrize("kind", [LRU, S3FIFO])
+def test_counts_are_right_under_threads(kind):
     """Every tile that was missed was streamed, evicted since, or is resident; none is counted twice."""
-    policy = LRU(max_tiles=5)
+    policy = kind(max_tiles=5)
     policy.bind(GRID, 16)
     requests = [tiles(start, (start + 3) % 16, (start + 7) % 16) for start in range(16)]
     go = threading.Barrier(4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 
 import numpy as np
@@ -371,27 +370,3 @@ def counting(queue, looked):
             return super().popitem(last)
 
     return Counting(queue)
-
-
-def test_counts_are_right_under_threads():
-    """Every tile that was missed was streamed, evicted since, or is resident; none is counted twice."""
-    policy = S3FIFO(max_tiles=5)
-    policy.bind(GRID, 16)
-    requests = [tiles(start, (start + 3) % 16, (start + 7) % 16) for start in range(16)]
-    go = threading.Barrier(4)
-
-    def work():
-        go.wait()
-        for request in requests * 25:
-            policy.plan(request, "projection")
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    counted = policy.statistics()
-    assert counted.planned == 4 * 25 * 16
-    assert counted.hits + counted.misses == 3 * counted.planned
-    assert counted.misses == counted.streamed + counted.evictions + counted.resident
-    assert counted.resident == 5

@@ -9,6 +9,7 @@ import anyio
 import numpy as np
 import pytest
 
+from boxed import Boxed
 from strideweave import (
     CPU,
     AwaitMove,
@@ -65,31 +66,6 @@ def place_for(kind, size, dtype=DType.Float32):
 
 def on(carrier, *shape, offset=0, **options):
     return Tensor(carrier, offset, row_major(*(shape or (carrier.size(),))), **options)
-
-
-class Unmovable(Carrier):
-    """A carrier that no move is registered for."""
-
-    def __init__(self, size=6, *, mutable=True, dtype=DType.Float32):
-        super().__init__(size, dtype=dtype, mutable=mutable)
-        self.values = [self._convert(0)] * size
-
-    def _load_slot(self, i):
-        return self.dtype().to_python(self.values[i])
-
-    def _store_slot(self, i, value):
-        self.values[i] = value
-
-    def _free_storage(self):
-        self.values = []
-
-    def new_like(self, values, *, mutable=True, dtype=None):
-        made = self.allocate_like(len(values), mutable=mutable, dtype=dtype)
-        made.values = [made._convert(value) for value in values]
-        return made
-
-    def allocate_like(self, size, *, mutable=True, dtype=None, empty=False):
-        return Unmovable(size, mutable=mutable, dtype=dtype or self.dtype())
 
 
 # What moves
@@ -198,22 +174,22 @@ ORDER = {
     "destination type": (lambda: (on(holding("CPU", VALUES)), "disk"), TypeError, "must be a Carrier"),
     "same carrier": (onto_itself, ValueError, "already"),
     "destination released": (
-        lambda: (on(CPU(6)), bring_down(Unmovable(1, dtype=DType.Bool, mutable=False))),
+        lambda: (on(CPU(6)), bring_down(Boxed([0], dtype=DType.Bool, mutable=False))),
         ReleasedError,
         "was released",
     ),
     "destination owned": (
-        lambda: (on(CPU(6)), take(Unmovable(1, dtype=DType.Bool, mutable=False))),
+        lambda: (on(CPU(6)), take(Boxed([0], dtype=DType.Bool, mutable=False))),
         OwnershipError,
         "owned",
     ),
     "not mutable": (
-        lambda: (on(CPU(6)), Unmovable(1, dtype=DType.Bool, mutable=False)),
+        lambda: (on(CPU(6)), Boxed([0], dtype=DType.Bool, mutable=False)),
         ImmutableError,
         "mutable=False",
     ),
-    "dtype": (lambda: (on(CPU(6)), Unmovable(1, dtype=DType.Bool)), TypeError, "keeps the dtype"),
-    "unsupported pair": (lambda: (on(CPU(6)), Unmovable(1)), NotImplementedError, "CPU to Unmovable"),
+    "dtype": (lambda: (on(CPU(6)), Boxed([0], dtype=DType.Bool)), TypeError, "keeps the dtype"),
+    "unsupported pair": (lambda: (on(CPU(6)), Boxed([0])), NotImplementedError, "CPU to Boxed"),
     "too small": (lambda: (on(CPU(6)), CPU(5)), ValueError, "5 slots"),
 }
 
@@ -568,12 +544,12 @@ def test_a_failed_way_back_can_be_gone_again():
 
 
 def test_a_way_back_needs_a_move_of_its_own():
-    source = Unmovable(6)
-    with registered_move_operation(Unmovable, CPU, ElementwiseMoveOperation):
+    source = Boxed([0] * 6)
+    with registered_move_operation(Boxed, CPU, ElementwiseMoveOperation):
         moved = move(on(source), CPU(0))
-    with pytest.raises(NotImplementedError, match="CPU to Unmovable"):
+    with pytest.raises(NotImplementedError, match="CPU to Boxed"):
         moved.backward(ones_on(moved))
-    with registered_move_operation(CPU, Unmovable, ElementwiseMoveOperation):
+    with registered_move_operation(CPU, Boxed, ElementwiseMoveOperation):
         moved.backward(ones_on(moved))
 
 

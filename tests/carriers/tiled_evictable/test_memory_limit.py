@@ -19,12 +19,9 @@ from strideweave import (
     tiled,
 )
 from strideweave.testing import failing_transfers
+from tiled_tensors import experts
 
 TILE = 4 * 6 * 4  # bytes of a tile of make_model
-
-
-def tiles(*experts: int) -> TileSet:
-    return TileSet([(expert, 0, 0) for expert in experts])
 
 
 def statistics(model):
@@ -75,13 +72,13 @@ def test_the_limit_can_be_read(make_model):
     assert statistics(without).peak_memory_bytes == TILE
 
 
-@pytest.mark.parametrize("experts", [[0], [0, 2], [0, 1, 2, 3]])
-def test_the_peak_counts_the_pages_that_small_tiles_leave_warm(make_model, experts):
+@pytest.mark.parametrize("chosen", [[0], [0, 2], [0, 1, 2, 3]])
+def test_the_peak_counts_the_pages_that_small_tiles_leave_warm(make_model, chosen):
     model = make_model()
-    model.carrier.promote(tiles(*experts))
-    model.carrier.evict(tiles(*experts))
+    model.carrier.promote(experts(*chosen))
+    model.carrier.evict(experts(*chosen))
     found = statistics(model)
-    assert found.memory_bytes == found.recycled_bytes > len(experts) * TILE
+    assert found.memory_bytes == found.recycled_bytes > len(chosen) * TILE
     assert found.peak_memory_bytes >= found.memory_bytes
 
 
@@ -124,7 +121,7 @@ def test_the_least_recently_used_tiles_make_room(make_model, primary, secondary)
     assert model.primary() == [0, 2, 3, 4]
     model.check(1, 0)
     assert model.primary() == [0, 1, 2, 4]
-    model.carrier.promote(tiles(2, 4))
+    model.carrier.promote(experts(2, 4))
     model.check(5)
     model.check(6)
     assert model.primary() == [2, 4, 5, 6]
@@ -222,8 +219,8 @@ def test_a_request_that_can_never_fit_is_refused_where_it_is_made(make_model):
     before, moved = model.snapshot(), statistics(model)
     calls = {
         "project needs 384 bytes at once": lambda: model.project(0, 1, 2, 3),
-        "promote_async needs 768 bytes": lambda: model.carrier.promote_async(tiles(*range(8))),
-        "promote_async needs 384 bytes": lambda: model.carrier.promote(tiles(1, 2, 3, 4)),
+        "promote_async needs 768 bytes": lambda: model.carrier.promote_async(experts(*range(8))),
+        "promote_async needs 384 bytes": lambda: model.carrier.promote(experts(1, 2, 3, 4)),
     }
     for words, call in calls.items():
         with pytest.raises(MemoryError, match=words) as caught:
@@ -254,7 +251,7 @@ class Always:
 
 
 def test_planned_promotions_count(make_model):
-    model = make_model(policy=Always(promote=tiles(4, 5, 6)), memory_limit=3 * TILE)
+    model = make_model(policy=Always(promote=experts(4, 5, 6)), memory_limit=3 * TILE)
     with pytest.raises(MemoryError, match="4 tiles of 96 bytes"):
         model.project(0)
     model.check(4, 5)
@@ -291,12 +288,12 @@ def test_staging_that_does_not_fit_beside_what_stays_is_refused(make_model):
 
 def test_what_a_policy_evicts_first_makes_room_first(make_model):
     model = make_model(policy=None, memory_limit=3 * TILE)
-    policy = Always(evict=tiles(2))
+    policy = Always(evict=experts(2))
     model = make_model(policy=policy, memory_limit=3 * TILE)
-    model.carrier.promote(tiles(0))
-    model.carrier.promote(tiles(1))
-    model.carrier.promote(tiles(2))
-    policy.answer = ResidencyPlan(promote=tiles(5), evict=tiles(2))
+    model.carrier.promote(experts(0))
+    model.carrier.promote(experts(1))
+    model.carrier.promote(experts(2))
+    policy.answer = ResidencyPlan(promote=experts(5), evict=experts(2))
     model.check(5)
     assert model.primary() == [0, 1, 5]
     assert statistics(model).evictions == 1
@@ -305,8 +302,8 @@ def test_what_a_policy_evicts_first_makes_room_first(make_model):
 def test_the_limit_comes_before_what_a_policy_retains(make_model):
     policy = Always()
     model = make_model(policy=policy, memory_limit=3 * TILE)
-    model.carrier.promote(tiles(0, 1, 2))
-    policy.answer = ResidencyPlan(retain=tiles(0, 1))
+    model.carrier.promote(experts(0, 1, 2))
+    policy.answer = ResidencyPlan(retain=experts(0, 1))
     model.check(5)
     assert model.primary() == [0, 1, 5]
     model.check(6, 7)
@@ -324,7 +321,7 @@ def test_a_full_disk_fails_who_needed_the_room_and_changes_nothing(make_model):
     before, error = model.snapshot(), OSError(errno.ENOSPC, "full")
     for call in (
         lambda: model.project(2),
-        lambda: model.carrier.promote_async(tiles(3)),
+        lambda: model.carrier.promote_async(experts(3)),
         lambda: model.carrier.set_value(96, 1),
     ):
         with failing_transfers(CPU, FileBacked, error=error):
@@ -345,7 +342,7 @@ def test_what_made_room_comes_back_when_the_read_fails(make_model, start):
     model.check(0, 1)
     calls = {
         "project": lambda: model.project(2, 3).wait(10),
-        "promote": lambda: model.carrier.promote(tiles(2, 3)),
+        "promote": lambda: model.carrier.promote(experts(2, 3)),
         "write": lambda: model.carrier.set_value(48, 1.0),
     }
     before = model.snapshot()

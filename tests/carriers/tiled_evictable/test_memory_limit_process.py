@@ -10,16 +10,13 @@ import numpy as np
 import pytest
 
 from processes import in_a_forked_child
-from strideweave import CPU, FileBacked, Streaming, Tensor, TileSet, tiled
+from strideweave import CPU, FileBacked, Streaming, Tensor, tiled
 from strideweave.layout import Layout
 from strideweave.testing import failing_transfers
+from tiled_tensors import experts
 from waiting import until
 
 TILE = 4 * 6 * 4  # bytes of a tile of make_model
-
-
-def tiles(*experts: int) -> TileSet:
-    return TileSet([(expert, 0, 0) for expert in experts])
 
 
 def statistics(model):
@@ -37,7 +34,7 @@ def test_a_forked_child_inherits_no_queue(make_model, control_moves):
     moves.gate.clear()
     handles = [model.project(0, 1)]
     moves.wait_until_entered()
-    handles += [model.project(2, 3), model.carrier.promote_async(tiles(4, 5))]
+    handles += [model.project(2, 3), model.carrier.promote_async(experts(4, 5))]
     until(lambda: statistics(model).waiting_requests == 2)
 
     def projects() -> None:

@@ -17,15 +17,11 @@ from strideweave import (
     Streaming,
     TileConflictError,
     TiledEvictable,
-    TileSet,
 )
+from tiled_tensors import experts
 from waiting import until
 
 TILE = 4 * 6 * 4  # bytes of a tile of make_model
-
-
-def tiles(*experts: int) -> TileSet:
-    return TileSet([(expert, 0, 0) for expert in experts])
 
 
 def statistics(model):
@@ -77,7 +73,7 @@ def test_what_is_resident_does_not_wait_behind_what_is_not(make_model, control_m
 def test_tiles_of_a_request_that_waits_make_room_and_come_back(make_model, control_moves):
     """*A request that still waits in the queue holds no memory*."""
     model = make_model(memory_limit=3 * TILE)
-    model.carrier.promote(tiles(0, 1, 2))
+    model.carrier.promote(experts(0, 1, 2))
     moves = control_moves(FileBacked, CPU)
     moves.gate.clear()
     first = model.project(0, 3)
@@ -86,10 +82,10 @@ def test_tiles_of_a_request_that_waits_make_room_and_come_back(make_model, contr
     whole = model.project(4, 5, 6)
     until(lambda: statistics(model).waiting_requests == 1)
     (kept,) = set(model.primary()) - {0}
-    promotion = model.carrier.promote_async(tiles(kept, 7))
+    promotion = model.carrier.promote_async(experts(kept, 7))
     until(lambda: statistics(model).waiting_requests == 2)
     with pytest.raises(TileConflictError):
-        model.carrier.evict(tiles(kept))
+        model.carrier.evict(experts(kept))
     moves.open()
     first.wait(10), whole.wait(10), promotion.wait(10)
     assert {kept, 7} < set(model.primary())
@@ -99,7 +95,7 @@ def test_tiles_of_a_request_that_waits_make_room_and_come_back(make_model, contr
 
 def test_two_requests_that_hold_each_others_room_both_end(make_model, control_moves):
     model = make_model(memory_limit=4 * TILE)
-    model.carrier.promote(tiles(0, 1, 2, 3))
+    model.carrier.promote(experts(0, 1, 2, 3))
     moves = control_moves(FileBacked, CPU)
     moves.gate.clear()
     first = model.project(0, 4)
@@ -135,7 +131,7 @@ def test_an_eviction_that_fails_lets_others_look_again(make_model, control_moves
     moves = control_moves(CPU, FileBacked)
     moves.gate.clear()
     moves.failures.append(OSError("full"))
-    eviction = model.carrier.evict_async(tiles(0, 1))
+    eviction = model.carrier.evict_async(experts(0, 1))
     moves.wait_until_entered()
     projection = model.project(2, 3)
     until(lambda: statistics(model).waiting_requests == 1)
@@ -239,9 +235,9 @@ def exercise(model, seed: int, count: int, tight: int, started: list):
         try:
             match rng.integers(6):
                 case 0:
-                    started.append((model.carrier.promote_async(tiles(*chosen)), None))
+                    started.append((model.carrier.promote_async(experts(*chosen)), None))
                 case 1:
-                    started.append((model.carrier.evict_async(tiles(*chosen)), None))
+                    started.append((model.carrier.evict_async(experts(*chosen)), None))
                 case 2:
                     found = model.carrier.project(model.strided(), model.select(*chosen))
                     started.append((found, model.values[chosen][:, [0, 2, 1, 3]]))
