@@ -1,6 +1,7 @@
 """PacedSelector: a loop that is busy for long naps, one that waits does not."""
 
 import asyncio
+import contextvars
 import socket
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from strideweave.runtime import current_runtime, pacing
 from strideweave.runtime.inbox import Inbox
 from strideweave.runtime.pacing import BUSY_SECONDS, NAP_SECONDS, PacedSelector, paced_loop
+from strideweave.runtime.thread_role import this_thread
+from strideweave.runtime.wake_ups import WakeUps
 
 
 class Clock:
@@ -71,3 +74,53 @@ def test_the_runtime_s_loop_is_paced():
     loop.close()
     assert isinstance(current_runtime()._loop, asyncio.SelectorEventLoop)
     assert isinstance(current_runtime()._loop._selector, PacedSelector)
+
+
+@pytest.fixture
+def woken():
+    """A loop of a caller's, how to wake a task of it, and how often it was asked to look."""
+    rings = []
+
+    class Asked:
+        def call_soon_threadsafe(self, *_):
+            rings.append(1)
+
+    asked, loop = Asked(), asyncio.new_event_loop()
+    yield WakeUps(asked, counter=False), loop.create_future, rings
+    loop.close()
+
+
+def test_a_busy_loop_wakes_others_as_it_naps(selector, clock, woken):
+    wake_ups, future, rings = woken
+    wake_ups.wake(future())
+    for _ in range(4):
+        selector.select(0)
+        clock.now += BUSY_SECONDS / 4
+        wake_ups.wake(future())
+    assert (rings, clock.naps) == ([], [])
+    selector.select(0)
+    assert (rings, clock.naps) == ([1], [NAP_SECONDS])
+
+
+def test_a_loop_that_has_nothing_to_do_wakes_others_first(selector, woken):
+    wake_ups, future, rings = woken
+    wake_ups.wake(future())
+    selector._inbox.serve(None, contextvars.copy_context())
+    selector._inbox.post(list)
+    selector.select(1e-9)
+    assert rings == [], "a call was to be made"
+    selector.select(1e-9)
+    assert rings == [1]
+
+
+def test_others_are_woken_at_once_where_no_loop_of_the_runtime_runs(clock, woken):
+    wake_ups, future, rings = woken
+    selector = PacedSelector(Inbox())
+    wake_ups.wake(future())
+    assert rings == []
+    selector.close()
+    assert rings == [1], "the loop has ended"
+    wake_ups._asked = False  # the caller's loop has looked
+    wake_ups.wake(future())
+    assert rings == [1, 1]
+    assert this_thread.put_off is None

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from strideweave.runtime.await_result import DroppedAtExit
 from strideweave.runtime.event_loop import process
 from strideweave.runtime.locks import settling_lock, short_lock
-from strideweave.runtime.thread_role import forbid_waiting
+from strideweave.runtime.thread_role import forbid_waiting, this_thread
 
 if TYPE_CHECKING:
     from strideweave.runtime.await_result import AwaitResult
@@ -97,6 +97,7 @@ class _Lifecycle:
         self._overdue.clear()
         self.after_fork_in_parent()
         forbid_waiting(False)  # a request may have forked; the child's only thread is an ordinary one
+        this_thread.put_off = None
         if runtime is None:
             return
         self._inherited.append(runtime)

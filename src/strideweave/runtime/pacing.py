@@ -1,4 +1,4 @@
-"""A fair share of the interpreter for the callers' threads while the runtime's loop is busy, and its inbox's turn.
+"""When the runtime's loop lets others have the interpreter: its naps, the wake-ups it puts off, its inbox's turn.
 
 The loop lets go of the interpreter at each of its many short system calls, and has it back before a thread that
 waits for it has woken up. That thread's claim, made after 5 ms of waiting, begins anew each time, so that a
@@ -12,7 +12,10 @@ import selectors
 import time
 from typing import TYPE_CHECKING
 
+from strideweave.runtime.thread_role import this_thread
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from selectors import SelectorKey
 
     from strideweave.runtime.inbox import Inbox
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["PacedSelector", "paced_loop"]
 
 BUSY_SECONDS = 0.002
-"""How long the loop works before it naps."""
+"""How long the loop works before it naps, and wakes those whose requests have ended."""
 
 NAP_SECONDS = 50e-6
 """How long it naps, at the least: as long as a thread takes to wake up."""
@@ -28,6 +31,8 @@ NAP_SECONDS = 50e-6
 
 class PacedSelector(selectors.DefaultSelector):
     """The system's selector for a loop that naps when it has been busy for long, and takes calls from its inbox.
+
+    Made and closed in the loop's thread, whose wake-ups wait meanwhile until the loop naps or has nothing to do.
 
     Args:
         inbox: calls of other threads, made as the loop wakes up or begins a turn.
@@ -37,12 +42,17 @@ class PacedSelector(selectors.DefaultSelector):
         super().__init__()
         self._inbox = inbox
         self._rested = time.perf_counter()
+        self._put_off: list[Callable[[], object]] = []
+        this_thread.put_off = self._put_off
         inbox.attach(self.fileno())
 
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
         """Wait for what is registered, as the base does; a busy loop, which does not want to wait, may nap."""
         inbox = self._inbox
-        if (timeout is None or timeout > 0) and inbox.fall_asleep():
+        waits = timeout is None or timeout > 0
+        if waits and self._put_off and not inbox.has_calls:
+            self._wake_others()  # before it says that it sleeps: it is quick to find what they post in answer
+        if waits and inbox.fall_asleep():
             try:
                 ready = super().select(timeout)
             finally:
@@ -50,12 +60,24 @@ class PacedSelector(selectors.DefaultSelector):
             self._rested = time.perf_counter()
         else:
             if time.perf_counter() - self._rested >= BUSY_SECONDS:
+                self._wake_others()
                 time.sleep(NAP_SECONDS)
                 self._rested = time.perf_counter()
             ready = super().select(0)
         if inbox.has_calls:
             inbox.take()
         return ready
+
+    def _wake_others(self) -> None:
+        for ring in self._put_off:
+            ring()
+        self._put_off.clear()
+
+    def close(self) -> None:
+        """Close the selector, as the base does; what still ends in this thread wakes others at once."""
+        this_thread.put_off = None
+        self._wake_others()
+        super().close()
 
 
 def paced_loop(inbox: Inbox) -> asyncio.AbstractEventLoop:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 __all__ = ["forbid_waiting", "park_daemon_thread", "this_thread", "waiting_is_forbidden"]
 
@@ -12,6 +13,9 @@ class _ThreadRole(threading.local):
     """What the calling thread may do."""
 
     waiting_forbidden = False  # True where blocking for a request could never end
+    put_off: list[Callable[[], object]] | None = (
+        None  # calls that can wait until a busy loop rests; None: none can
+    )
 
 
 this_thread = _ThreadRole()

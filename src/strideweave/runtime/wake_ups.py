@@ -2,7 +2,9 @@
 
 A call into a loop from another thread writes to a socket, which gives the interpreter away in the midst of the
 runtime's work, and costs the loop a turn and two reads. So the loop watches a counter of the kernel's instead, where
-it can. The first wake-up rings; those that come before the loop has got to it go along.
+it can. The first wake-up rings; those that come before the loop has got to it go along. The runtime's loop rings when
+it has nothing else to do, or has been busy for a while: a thread that wakes up while there is more to do would take the
+interpreter in turns with it, which costs both of them more than what they do.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ import os
 import threading
 import weakref
 from collections import deque
+from functools import partial
 from typing import Any
+
+from strideweave.runtime.thread_role import this_thread
 
 __all__ = ["WakeUps", "current_task", "wake_ups_of"]
 
@@ -50,6 +55,13 @@ class WakeUps:
         self._futures.append(future)
         if self._asked:
             return
+        if this_thread.put_off is None:
+            self._ring(loop)
+        else:
+            self._asked = True
+            this_thread.put_off.append(partial(self._ring, loop))
+
+    def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             self._asked = True
             self._ask(loop)
