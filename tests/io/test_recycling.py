@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 import strideweave
 from processes import in_a_forked_child
 from strideweave import CPU, DType
-from strideweave.io import recycling
+from strideweave.io import recycling, recycling_pool
 from strideweave.io.buffers import aligned_array
-from strideweave.io.recycling import (
+from strideweave.io.recycling_pool import (
     IDLE_SECONDS,
     LENT_SECONDS,
     RecyclingPool,
@@ -235,20 +235,20 @@ def test_trim_gives_back_what_is_held_and_a_closed_pool_lends_nothing() -> None:
 def test_where_the_system_refuses_memory_what_is_held_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = RecyclingPool(64 * MIB)
     lent(pool, 4 * MIB)
-    map_memory = recycling.map_memory
+    map_memory = recycling_pool.map_memory
 
     def tight(nbytes: int) -> mmap.mmap:
         if pool.statistics().held_bytes:
             raise MemoryError("no memory")
         return map_memory(nbytes)
 
-    monkeypatch.setattr(recycling, "map_memory", tight)
+    monkeypatch.setattr(recycling_pool, "map_memory", tight)
     assert lent(pool, 8 * MIB).nbytes == 8 * MIB
 
     def never(nbytes: int) -> mmap.mmap:
         raise MemoryError("no memory")
 
-    monkeypatch.setattr(recycling, "map_memory", never)
+    monkeypatch.setattr(recycling_pool, "map_memory", never)
     pool.trim()
     before = pool.statistics().lent_bytes
     with pytest.raises(MemoryError):
@@ -306,10 +306,12 @@ def interrupted(statement: int, call: Callable[[], object]) -> bool:
 
     def trace(frame: FrameType, event: str, _: object) -> TraceFunction | None:
         nonlocal seen
-        if frame.f_code.co_filename != recycling.__file__:
+        if frame.f_code.co_filename != recycling_pool.__file__:
             return None
         # A signal is never handled between the body of such a block and its end, where the tracer is called too.
-        if event == "line" and "with short_lock" not in linecache.getline(recycling.__file__, frame.f_lineno):
+        if event == "line" and "with short_lock" not in linecache.getline(
+            recycling_pool.__file__, frame.f_lineno
+        ):
             seen += 1
             if seen == statement:
                 raise KeyboardInterrupt
@@ -476,7 +478,7 @@ def test_results_are_recycled_however_many_tiles_have_come(monkeypatch: pytest.M
 
 
 def test_the_runtime_gives_back_what_is_idle_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recycling, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(recycling_pool, "IDLE_SECONDS", 0.0)
     tensor = strideweave.tiled(np.zeros((4, MIB), np.uint8), (1, MIB))
     carrier = cast("TiledEvictable", tensor.carrier)
     result = carrier.project(tensor, carrier.select({0: [3, 1]})).wait()
