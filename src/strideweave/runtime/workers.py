@@ -176,7 +176,9 @@ class _Worker(threading.Thread):
 
     def wake_on(self, processor: int) -> None:
         """Have the worker wake up on one of the processors that it may use; awake, it may use all of them again."""
-        usable, thread = self._usable, self.native_id or 0
+        usable, thread = self._usable, self.native_id
+        if thread is None:  # it has not begun, and 0 would be the calling thread
+            return
         try:
             if usable is None:
                 usable = os.sched_getaffinity(thread)
