@@ -5,7 +5,7 @@ import pytest
 
 from strideweave.errors import TileConflictError
 from strideweave.tiles.grid import TileGrid
-from strideweave.tiles.ledger import Ledger
+from strideweave.tiles.ledger import Ledger, LedgerEntry
 
 
 @pytest.fixture
@@ -21,14 +21,26 @@ def mask(*flags: bool) -> np.ndarray:
     return np.array(flags, np.bool_)
 
 
+def enter_data(ledger: Ledger, kind: str, ordinals: np.ndarray) -> LedgerEntry:
+    entry = LedgerEntry(kind)
+    ledger.enter_data(entry, ordinals)
+    return entry
+
+
+def enter_residency(ledger: Ledger, kind: str, ordinals: np.ndarray, would_change: np.ndarray) -> LedgerEntry:
+    entry = LedgerEntry(kind)
+    ledger.enter_residency(entry, ordinals, would_change)
+    return entry
+
+
 def idle(ledger: Ledger) -> bool:
     held = ledger.needed.any() or ledger.changing.any() or ledger.moving.any()
     return not held and not ledger.entries
 
 
 def test_data_requests_share_tiles(ledger):
-    first = ledger.enter_data("project", tiles(1, 2))
-    second = ledger.enter_data("project", tiles(2, 3))
+    first = enter_data(ledger, "project", tiles(1, 2))
+    second = enter_data(ledger, "project", tiles(2, 3))
     assert ledger.needed.tolist()[:5] == [0, 1, 2, 1, 0]
     ledger.leave(first)
     ledger.leave(second)
@@ -39,7 +51,7 @@ def test_data_requests_share_tiles(ledger):
 def test_few_tiles_and_many_are_counted_alike(ledger, count):
     """A few are counted one by one, many with one call."""
     asked = tiles(*range(9, 9 - count, -1))
-    entries = [ledger.enter_data("project", asked) for _ in range(3)]
+    entries = [enter_data(ledger, "project", asked) for _ in range(3)]
     assert ledger.needed.tolist()[10 - count : 10] == [3] * count
     assert ledger.needed.sum() == 3 * count
     for entry in entries:
@@ -49,10 +61,10 @@ def test_few_tiles_and_many_are_counted_alike(ledger, count):
 
 @pytest.mark.parametrize("kind", ["promote_async", "evict_async"])
 def test_data_request_meets_residency_request(ledger, kind):
-    entry = ledger.enter_residency(kind, tiles(5, 6), mask(True, False))
+    entry = enter_residency(ledger, kind, tiles(5, 6), mask(True, False))
     for ordinal in (5, 6):
         with pytest.raises(TileConflictError, match=kind) as caught:
-            ledger.enter_data("project", tiles(0, ordinal))
+            enter_data(ledger, "project", tiles(0, ordinal))
         assert caught.value.tiles.coordinates == (ledger._grid.coordinate(ordinal),)
         assert caught.value.holder.startswith(kind)
     assert not ledger.needed.any()
@@ -61,11 +73,11 @@ def test_data_request_meets_residency_request(ledger, kind):
 
 
 def test_residency_request_meets_data_request_only_where_it_would_change_a_tile(ledger):
-    project = ledger.enter_data("project", tiles(1, 2))
+    project = enter_data(ledger, "project", tiles(1, 2))
     with pytest.raises(TileConflictError, match="project"):
-        ledger.enter_residency("evict_async", tiles(2, 7), mask(True, True))
+        enter_residency(ledger, "evict_async", tiles(2, 7), mask(True, True))
     assert not ledger.changing.any()
-    promote = ledger.enter_residency("promote_async", tiles(2, 7), mask(False, True))
+    promote = enter_residency(ledger, "promote_async", tiles(2, 7), mask(False, True))
     assert ledger.changing[[2, 7]].all()
     ledger.leave(promote)
     ledger.leave(project)
@@ -74,35 +86,35 @@ def test_residency_request_meets_data_request_only_where_it_would_change_a_tile(
 
 @pytest.mark.parametrize("changes", [True, False])
 def test_residency_requests_never_overlap(ledger, changes):
-    ledger.enter_residency("promote_async", tiles(3), mask(True))
+    enter_residency(ledger, "promote_async", tiles(3), mask(True))
     with pytest.raises(TileConflictError):
-        ledger.enter_residency("evict_async", tiles(3), mask(changes))
+        enter_residency(ledger, "evict_async", tiles(3), mask(changes))
     with pytest.raises(TileConflictError):
         ledger.check_residency("promote_async", tiles(3), mask(changes))
 
 
 @pytest.mark.parametrize("changes", [True, False])
 def test_a_tile_being_fetched_counts_as_changing(ledger, changes):
-    project = ledger.enter_data("project", tiles(4))
+    project = enter_data(ledger, "project", tiles(4))
     ledger.begin_move(project, tiles(4))
     with pytest.raises(TileConflictError):
-        ledger.enter_residency("promote_async", tiles(4), mask(changes))
+        enter_residency(ledger, "promote_async", tiles(4), mask(changes))
     ledger.end_move(project, tiles(4))
     ledger.leave(project)
     assert idle(ledger)
 
 
 def test_disjoint_requests_never_conflict(ledger):
-    ledger.enter_data("project", tiles(0))
-    ledger.enter_residency("evict_async", tiles(1), mask(True))
-    ledger.enter_residency("promote_async", tiles(2), mask(True))
+    enter_data(ledger, "project", tiles(0))
+    enter_residency(ledger, "evict_async", tiles(1), mask(True))
+    enter_residency(ledger, "promote_async", tiles(2), mask(True))
     ledger.check_idle("a write", 3)
 
 
 def test_write_meets_every_kind_of_unfinished_work(ledger):
-    needed = ledger.enter_data("project", tiles(0))
-    ledger.enter_residency("promote_async", tiles(1), mask(True))
-    moving = ledger.enter_data("project", tiles(9))
+    needed = enter_data(ledger, "project", tiles(0))
+    enter_residency(ledger, "promote_async", tiles(1), mask(True))
+    moving = enter_data(ledger, "project", tiles(9))
     ledger.begin_move(moving, tiles(2))
     for ordinal in (0, 1, 2):
         with pytest.raises(TileConflictError):
@@ -115,8 +127,8 @@ def test_write_meets_every_kind_of_unfinished_work(ledger):
 
 
 def test_leaving_twice_frees_once(ledger):
-    first = ledger.enter_data("project", tiles(1))
-    second = ledger.enter_data("project", tiles(1))
+    first = enter_data(ledger, "project", tiles(1))
+    second = enter_data(ledger, "project", tiles(1))
     ledger.leave(first)
     ledger.leave(first)
     assert ledger.needed[1] == 1
@@ -125,8 +137,8 @@ def test_leaving_twice_frees_once(ledger):
 
 
 def test_dropped_needs_are_not_dropped_again_on_leaving(ledger):
-    entry = ledger.enter_data("project", tiles(1))
-    other = ledger.enter_data("project", tiles(1))
+    entry = enter_data(ledger, "project", tiles(1))
+    other = enter_data(ledger, "project", tiles(1))
     ledger.drop_needs(entry)
     ledger.leave(entry)
     assert ledger.needed[1] == 1
@@ -134,17 +146,17 @@ def test_dropped_needs_are_not_dropped_again_on_leaving(ledger):
 
 
 def test_leaving_ends_moves_that_were_left_open(ledger):
-    entry = ledger.enter_data("project", tiles(1))
+    entry = enter_data(ledger, "project", tiles(1))
     ledger.begin_move(entry, tiles(1, 6))
     ledger.leave(entry)
     assert idle(ledger)
 
 
 def test_free_ends_when_every_tile_of_the_conflict_is_free(ledger):
-    first = ledger.enter_residency("promote_async", tiles(1), mask(True))
-    second = ledger.enter_residency("promote_async", tiles(2), mask(True))
+    first = enter_residency(ledger, "promote_async", tiles(1), mask(True))
+    second = enter_residency(ledger, "promote_async", tiles(2), mask(True))
     with pytest.raises(TileConflictError) as caught:
-        ledger.enter_data("project", tiles(1, 2))
+        enter_data(ledger, "project", tiles(1, 2))
     free = caught.value.free
     assert ledger.leave(first) == []
     assert not free.done
@@ -152,16 +164,16 @@ def test_free_ends_when_every_tile_of_the_conflict_is_free(ledger):
 
 
 def test_message_names_some_tiles_and_the_error_has_them_all(ledger):
-    ledger.enter_residency("evict_async", tiles(*range(12)), np.ones(12, np.bool_))
+    enter_residency(ledger, "evict_async", tiles(*range(12)), np.ones(12, np.bool_))
     with pytest.raises(TileConflictError, match=r"\(0, 0\), \(1, 0\).* and 8 more.*wait") as caught:
-        ledger.enter_data("project", tiles(*range(12)))
+        enter_data(ledger, "project", tiles(*range(12)))
     assert len(caught.value.tiles) == 12
     assert caught.value.holder.endswith("s old")
 
 
 def test_a_caller_who_tries_again_and_again_leaves_nothing_behind(ledger):
     """The handle of an error that was dropped is watched no longer; one that somebody holds is."""
-    entry = ledger.enter_data("project", tiles(1))
+    entry = enter_data(ledger, "project", tiles(1))
     with pytest.raises(TileConflictError) as kept:
         ledger.check_idle("a write", 1)
     free = kept.value.free

@@ -39,19 +39,17 @@ class DependentCarrier(Carrier):
             ReleasedError, OwnershipError, PendingWorkError: one of them cannot be claimed.
             EvictedError: one is a composite that was evicted; its owner could not have it promoted.
         """
-        claimed: list[Carrier] = []
         complete = False
         try:
             for carrier in carriers:
                 carrier._claim(self._token)
-                claimed.append(carrier)
                 carrier._bearer()  # from here on nobody can evict it any more
+            self._children += carriers
             complete = True
         finally:
             if not complete:
-                for carrier in claimed:
-                    carrier._relinquish(self._token)
-        self._children += claimed
+                for carrier in carriers:
+                    carrier._abandon(self._token)
 
     def _retire(self, *carriers: Carrier) -> list[Carrier]:
         """End children, all of them or none, and forget them; those that had ended already are passed over.
@@ -89,8 +87,8 @@ class DependentCarrier(Carrier):
             child._mark_released()
 
     def _free_storage(self) -> None:
-        children, self._children = self._children, []
-        free_storages(children)
+        free_storages(self._children)
+        self._children = []
 
     def __del__(self) -> None:
         self._give_back()

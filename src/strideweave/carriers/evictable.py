@@ -56,6 +56,13 @@ class EvictableStatistics(CarrierStatistics):
     promotions: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Transition:
+    """One transition under way, told from others by its identity."""
+
+    kind: str
+
+
 @final
 class Evictable(DependentCarrier):
     """Two tiers that hold one set of values: the primary computes, the secondary keeps what was evicted.
@@ -113,7 +120,7 @@ class Evictable(DependentCarrier):
         super().__init__(primary.size(), dtype=primary.dtype(), mutable=primary.is_mutable())
         self._primary, self._secondary = primary, secondary
         self._evicted = False
-        self._transition: str | None = None
+        self._transition: _Transition | None = None
         self._evictions = self._promotions = 0
         self._own(primary, secondary)
         complete = False
@@ -207,6 +214,8 @@ class Evictable(DependentCarrier):
         self.promote_async().wait()
 
     def _start(self, kind: str, *, evicted: bool) -> AwaitResult[None]:
+        transition = _Transition(kind)
+
         def check() -> None:
             self._require_live()
             self._require_unowned()
@@ -217,17 +226,18 @@ class Evictable(DependentCarrier):
 
         def enter() -> None:
             check()
-            self._transition = kind
+            self._transition = transition
+
+        def end() -> None:
+            if self._transition is transition:
+                self._transition = None
 
         with self._lock:
             check()
             if self._evicted is evicted:
                 return AwaitResult[None].completed(None)
         handle: AwaitResult[None] = AwaitResult()
-        return self._scope.start(handle, self._move, evicted, enter=enter, cleanup=self._end_transition)
-
-    def _end_transition(self) -> None:
-        self._transition = None
+        return self._scope.start(handle, self._move, evicted, enter=enter, cleanup=end)
 
     def _find_move(self) -> tuple[Carrier, Carrier, type[MoveOperation]]:
         """The tier that holds the values, the other one, and how values get there."""
@@ -411,7 +421,7 @@ class Evictable(DependentCarrier):
     def _require_no_transition(self) -> None:
         if self._transition is not None:
             raise PendingWorkError(
-                f"this Evictable has an unfinished {self._transition}; wait for its handle", pending=1
+                f"this Evictable has an unfinished {self._transition.kind}; wait for its handle", pending=1
             )
 
     def _require_no_writes(self) -> None:

@@ -201,10 +201,13 @@ class FileBacked(FileCarrier):
             self._opened.punch(start * width, slots * width)
 
     def _free_storage(self) -> None:
-        if self._finalizer is not None:
-            self._finalizer()
-        elif self._opened is not None:
+        if self._opened is None:
+            return
+        if self._finalizer is None:
             self._opened.close()
+        else:  # by itself, since a finalizer that was interrupted runs no more
+            self._opened.remove()
+            self._finalizer.detach()
 
 
 def _slots_in(file: OpenFile, start: int, asked: int | None, dtype: DType) -> int:

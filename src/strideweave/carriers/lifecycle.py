@@ -63,7 +63,7 @@ class CarrierLifecycle(Storage):
     _version: int = 0
     _owner: object | None = None
     _released: bool = False
-    _writes_begun: int = 0  # and not ended, in the process below
+    _writes: set[object] | None = None  # begun and not ended, in the process below
     _writing_process: int = 0
     _task_scope: TaskScope | None = None
     # The runtime's one short lock: a request's cleanup relinquishes carriers, in a forked child too.
@@ -181,10 +181,11 @@ class CarrierLifecycle(Storage):
             self._owner = None
 
     def _abandon(self, owner: object) -> None:
-        """As ``_relinquish``, for a finalizer: takes no lock, and does nothing where another is the owner.
+        """As ``_relinquish``, but takes no lock, and does nothing where another is the owner, or nobody.
 
-        A finalizer runs in any thread at any statement, also in a thread that somebody waits for who holds the
-        lock. Nobody but the dying owner could change the owner meanwhile.
+        For finalizers, which run in any thread at any statement, also in a thread that somebody waits for who holds
+        the lock, and for requests, which may have been interrupted before they claimed. Nobody but the owner that
+        ends could change the owner meanwhile.
         """
         if self._owner is owner:
             self._owner = None
@@ -202,7 +203,10 @@ class CarrierLifecycle(Storage):
 
     @abstractmethod
     def _free_storage(self) -> None:
-        """Give the storage back; called once, when the carrier counts as released already."""
+        """Give the storage back; called when the carrier counts as released already.
+
+        Once, and once more where that was interrupted.
+        """
 
     @property
     def _scope(self) -> TaskScope:
@@ -228,13 +232,22 @@ class CarrierLifecycle(Storage):
             }
 
     def _end(self, owner: object) -> None:
-        with self._lock:
-            if self._released:
-                return
-            self._require_owner(owner)
-            self._require_idle()
-            self._mark_released()
-        self._free_storage()
+        ends = False
+        try:
+            with self._lock:
+                if self._released:
+                    return
+                self._require_owner(owner)
+                self._require_idle()
+                ends = True
+                self._mark_released()
+            self._free_storage()
+        except BaseException:  # such as Ctrl-C: there will be no second chance, so this is done to its end
+            if ends:
+                with self._lock:
+                    self._mark_released()
+                self._free_storage()
+            raise
 
     def _require_idle(self) -> None:
         """Refuse with PendingWorkError while something uses the storage; called under the lock."""
@@ -286,17 +299,19 @@ class CarrierLifecycle(Storage):
 
     def _writes_in_flight(self) -> int:
         """How many writes threads of this process are at; a forked child has none of its parent's threads."""
-        return self._writes_begun if self._writing_process == os.getpid() else 0
+        return len(self._writes) if self._writes and self._writing_process == os.getpid() else 0
 
-    def _begin_write(self) -> None:
-        """Count a write that holds no lock; called under the lock."""
-        self._writes_begun = self._writes_in_flight() + 1
-        self._writing_process = os.getpid()
+    def _begin_write(self, write: object) -> None:
+        """Note a write that holds no lock; called under the lock."""
+        process = os.getpid()
+        if self._writes is None or self._writing_process != process:
+            self._writes, self._writing_process = set(), process
+        self._writes.add(write)
 
-    def _end_write(self, advance: int) -> None:
-        with self._lock:
-            self._writes_begun -= 1
-            self._version += advance
+    def _end_write(self, write: object) -> None:
+        """Forget a write, whether or not it was noted; takes no lock."""
+        if self._writes is not None:
+            self._writes.discard(write)
 
     def __del__(self) -> None:
         # A carrier whose constructor raised has no attributes.

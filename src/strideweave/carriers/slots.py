@@ -178,15 +178,16 @@ class CarrierSlots(CarrierLifecycle):
     @contextmanager
     def _writing(self, check: Callable[[], None]) -> Iterator[None]:
         """Guard one write that holds no lock: it is in flight, and advances the version if it succeeds."""
-        with self._lock:
-            check()
-            self._begin_write()
+        write = object()
         try:
+            with self._lock:
+                check()
+                self._begin_write(write)
             yield
-        except BaseException:  # whatever it was, the write is over
-            self._end_write(0)
-            raise
-        self._end_write(1)
+            with self._lock:
+                self._version += 1
+        finally:
+            self._end_write(write)
 
     def _check_index(self, i: int) -> int:
         index = as_integer(i, "a slot index")

@@ -381,11 +381,15 @@ class OpenFile:
 
     def remove(self) -> None:
         """Close the file and delete it, unless it was inherited from a parent process; idempotent."""
-        mine = self._descriptor is not None and not self._is_inherited()
-        self.close()
-        if mine:
-            with suppress(FileNotFoundError):
+        if self._descriptor is not None and not self._is_inherited():
+            try:
                 os.unlink(self.path)  # noqa: PTH108  also called by finalizers, late: as few imports as possible
+            except FileNotFoundError:
+                pass
+            except OSError:
+                self.close()
+                raise
+        self.close()  # last: what was interrupted before can be done again
 
     def count(self, **amounts: int) -> None:
         """Add to the counters named as the fields of :class:`FileStatistics`, from any thread."""

@@ -32,20 +32,22 @@ class Request:
         handle: a new handle, which gets the outcome.
     """
 
-    __slots__ = ("begun", "handle", "nested", "scope", "settled")
+    __slots__ = ("accepted", "begun", "handle", "nested", "scope", "settled")
 
     def __init__(self, scope: TaskScope, handle: AwaitResult[Any]) -> None:
         self.scope = scope
         self.handle = handle
         self.nested = this_thread.waiting_forbidden  # started from inside the runtime, by another request
+        self.accepted = False  # by the loop, which sees to its end
         self.begun = False
         self.settled = False
 
     def enter(self) -> None:
-        """Take what the request needs and ``leave`` gives back, or raise and take nothing.
+        """Take what the request needs and ``leave`` gives back, or raise.
 
-        Called under ``short_lock``, in the step that makes the request pending: a fork finds both done or neither,
-        and a forked child gives back what it inherits. Must not wait.
+        It may be interrupted at any place: ``revoke`` gives back what it had taken. Called under ``short_lock``, in
+        the step that makes the request pending: a fork finds both done or neither, and a forked child gives back what
+        it inherits. Must not wait.
         """
 
     async def work(self) -> Any:
@@ -61,7 +63,7 @@ class Request:
         """
 
     def revoke(self) -> None:
-        """Give back what was taken, since the request cannot start after all; as ``leave``."""
+        """Give back what was taken, if anything was, since the request cannot start after all; as ``leave``."""
         self.leave()
 
     def drop(self) -> None:

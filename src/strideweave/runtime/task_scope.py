@@ -123,7 +123,7 @@ class TaskScope:
             *args: its arguments.
             enter: takes what the request needs and ``cleanup`` gives back. Called under ``short_lock``, in the
                 step that makes the request pending: a fork finds both done or neither, and a forked child gives
-                back what it inherits. What it raises, ``start`` raises; it must not wait.
+                back what it inherits. What it raises, ``start`` raises; it must not wait, and may be interrupted.
             cleanup: called exactly once when the request ends, before ``handle.done`` is true, on every path:
                 a value, an exception, the end of the runtime, a forked child that inherits the request (and
                 fails it; the parent's own call is the parent's). It must not await, block or raise, and may
@@ -137,7 +137,9 @@ class TaskScope:
             RuntimeError: the runtime has ended or could not start.
             ValueError: the handle is done already.
 
-        When it raises, nothing is pending; ``cleanup`` has been called if ``enter`` was there and had returned.
+        When it raises, nothing is pending; ``cleanup`` has been called if there was an ``enter``, however far that
+        came. An exception from outside, such as Ctrl-C, may come when the loop has taken the request: that goes on
+        then, as one whose handle was dropped.
         """
         if handle.done:
             raise ValueError("a request needs a new handle, and this one is done already")
@@ -149,23 +151,21 @@ class TaskScope:
         Raises:
             ReleasedError, RuntimeError: as ``start``.
 
-        When it raises, nothing is pending; ``request.revoke`` has been called if ``request.enter`` had returned.
+        When it raises, nothing is pending and ``request.revoke`` has been called, unless an exception from outside,
+        such as Ctrl-C, came when the loop had taken the request.
         """
         runtime = current_runtime()
-        entered = False
         try:
             with short_lock:
                 self._enter(request, runtime)
-                entered = True  # from here on also Ctrl-C finds what is to be given back
                 runtime.scopes.add(self)
                 self._pending.add(request)  # before the post: now every way to the end settles it
             runtime.post(self._begin, request)
         except BaseException as error:
-            if not entered:
-                raise
             with short_lock:
-                settled, request.settled = request.settled, True
-                if not settled:
+                settled = request.settled
+                if not (settled or request.accepted):
+                    request.settled = True
                     self._pending.discard(request)
                     request.revoke()
             # Where the ending runtime has settled it, and all, the handle tells.
@@ -178,8 +178,8 @@ class TaskScope:
         if self._closed:
             raise ReleasedError(f"{self.name} is released; it starts no more requests")
         if self._runtime is not runtime:
-            self._runtime = runtime
             self._reset_group()
+            self._runtime = runtime
         request.enter()
 
     def close(self) -> None:
@@ -254,8 +254,10 @@ class TaskScope:
 
     def _begin(self, request: Request) -> None:
         """Make the request a task of the group, and open the group if need be; called by the loop."""
-        if request.settled:  # dropped on its way here
-            return
+        with short_lock:
+            if request.settled:  # dropped on its way here
+                return
+            request.accepted = True  # from here on nobody revokes it
         try:
             if not self._hosted and self._runtime is not None:
                 self._hosted = True

@@ -159,7 +159,10 @@ def _save_tiles(
                 await traffic.undo(entry, changes)
         await traffic.finish_with(entry, NO_ORDINALS)
 
-    return carrier._start_work(AwaitResult[None](), partial(traffic.enter_data, "a save", plan), save)
+    def enter(entry: LedgerEntry) -> None:
+        traffic.enter_data(entry, plan)
+
+    return carrier._start_work(AwaitResult[None](), "a save", enter, save)
 
 
 async def _save_dense(

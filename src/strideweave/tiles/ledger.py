@@ -24,6 +24,7 @@ import numpy as np
 
 from strideweave.errors import TileConflictError
 from strideweave.runtime.await_result import AwaitResult
+from strideweave.tiles.coordinates import NO_ORDINALS
 from strideweave.tiles.selection import TileSet
 
 if TYPE_CHECKING:
@@ -40,16 +41,24 @@ _NAMED_TILES = 4  # a conflict message names this many tiles; the error's ``tile
 
 
 class LedgerEntry:
-    """One unfinished request: its kind, its age and the tiles it holds. Compared by identity."""
+    """One unfinished request: its kind, its age and the tiles it holds. Compared by identity.
 
-    __slots__ = ("changes", "kind", "moves", "needs", "started")
+    Whoever makes a request makes its entry first, so that what interrupts the admission leaves nothing behind that
+    nobody knows of.
 
-    def __init__(self, kind: str, needs: Ordinals, changes: Ordinals) -> None:
+    Args:
+        kind: the name of the request, for messages.
+    """
+
+    __slots__ = ("changes", "counted", "kind", "moves", "needs", "started")
+
+    def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.needs = needs
-        self.changes = changes
+        self.needs: Ordinals = NO_ORDINALS
+        self.changes: Ordinals = NO_ORDINALS
         self.moves: set[int] = set()
         self.started = time.monotonic()
+        self.counted = False  # its tiles are, all of them
 
     def describe(self) -> str:
         """Say what kind of request this is and its age in seconds."""
@@ -75,7 +84,6 @@ class Ledger:
         self._residency_entries = 0  # while there is none, nothing is ``changing``
         # Weakly: a caller that tries again and again drops one error after the other.
         self._watchers: list[tuple[Ordinals, weakref.ref[AwaitResult[None]]]] = []
-        self._nothing: Ordinals = np.empty(0, np.int64)
 
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:
@@ -87,19 +95,21 @@ class Ledger:
         """Whether no request is unfinished."""
         return not self._entries
 
-    def enter_data(self, kind: str, ordinals: Ordinals) -> LedgerEntry:
+    def enter_data(self, entry: LedgerEntry, ordinals: Ordinals) -> None:
         """Let a request that needs values in; overlapping data requests share their tiles.
 
         Args:
-            kind: the name of the request, for messages.
+            entry: the request, a new one.
             ordinals: the distinct tiles it needs.
 
         Raises:
             TileConflictError: a residency request covers one of the tiles.
         """
-        self.check_data(kind, ordinals)
+        self.check_data(entry.kind, ordinals)
+        entry.needs = ordinals
+        self._entries[entry] = None  # first: from here on ``leave`` undoes what has been counted
         self._need(ordinals, 1)
-        return self._admit(LedgerEntry(kind, ordinals, self._nothing))
+        entry.counted = True
 
     def check_data(self, kind: str, ordinals: Ordinals) -> None:
         """Raise what ``enter_data`` would raise, and admit nothing.
@@ -113,12 +123,12 @@ class Ledger:
                 raise self._conflict(kind, ordinals[blocked])
 
     def enter_residency(
-        self, kind: str, ordinals: Ordinals, would_change: npt.NDArray[np.bool_]
-    ) -> LedgerEntry:
+        self, entry: LedgerEntry, ordinals: Ordinals, would_change: npt.NDArray[np.bool_]
+    ) -> None:
         """Let a request in that moves tiles between tiers.
 
         Args:
-            kind: the name of the request, for messages.
+            entry: the request, a new one.
             ordinals: the distinct tiles it covers.
             would_change: for each of them, whether the request has something to do there.
 
@@ -126,10 +136,12 @@ class Ledger:
             TileConflictError: a residency request covers one of the tiles, a data request needs one that
                 would change, or one is being fetched or written back.
         """
-        self.check_residency(kind, ordinals, would_change)
+        self.check_residency(entry.kind, ordinals, would_change)
+        entry.changes = ordinals
+        self._entries[entry] = None  # first, as above
         self.changing[ordinals] = True
-        self._residency_entries += 1
-        return self._admit(LedgerEntry(kind, self._nothing, ordinals))
+        self._residency_entries += len(ordinals) > 0
+        entry.counted = True
 
     def check_residency(self, kind: str, ordinals: Ordinals, would_change: npt.NDArray[np.bool_]) -> None:
         """Raise what ``enter_residency`` would raise, and admit nothing.
@@ -172,7 +184,7 @@ class Ledger:
 
     def drop_needs(self, entry: LedgerEntry) -> None:
         """Say that ``entry`` no longer needs its tiles; it stays listed until ``leave``."""
-        needs, entry.needs = entry.needs, self._nothing
+        needs, entry.needs = entry.needs, NO_ORDINALS
         self._need(needs, -1)
 
     def leave(self, entry: LedgerEntry) -> list[AwaitResult[None]]:
@@ -183,6 +195,9 @@ class Ledger:
         """
         if self._entries.pop(entry, self) is self:
             return []
+        if not entry.counted:
+            self._recount()
+            return self.take_freed()
         self.drop_needs(entry)
         if len(entry.changes):
             self.changing[entry.changes] = False
@@ -217,9 +232,13 @@ class Ledger:
         for ordinal in ordinals.tolist():
             counts[ordinal] += more
 
-    def _admit(self, entry: LedgerEntry) -> LedgerEntry:
-        self._entries[entry] = None
-        return entry
+    def _recount(self) -> None:
+        """Count the tiles of all entries anew, where the one that has gone was interrupted while it was counted."""
+        self.needed[:], self.changing[:], self._residency_entries = 0, False, 0
+        for entry in self._entries:
+            self.needed[entry.needs] += 1
+            self.changing[entry.changes] = True
+            self._residency_entries += len(entry.changes) > 0
 
     def _held(self, ordinals: Ordinals) -> bool:
         return bool(

@@ -6,6 +6,7 @@ import pytest
 from strideweave import CPU, LRU, KeepResident, Streaming
 from strideweave.carriers.tiled_evictable import gathering
 from strideweave.carriers.tiled_evictable.traffic import TileTraffic
+from strideweave.tiles.ledger import LedgerEntry
 
 pytestmark = pytest.mark.anyio
 
@@ -131,7 +132,8 @@ def test_an_eviction_that_was_put_off_still_runs_when_the_last_request_needs_the
     """Contract section 5: *put off until the last live work that needs the tile ends*."""
     model = make_model("primary")
     traffic = model.carrier._traffic
-    entry = traffic.ledger.enter_data("another", np.array([4]))
+    entry = LedgerEntry("another")
+    traffic.ledger.enter_data(entry, np.array([4]))
     traffic.counters.put_off.add(4)
     model.check(1)
     assert 4 in model.primary()

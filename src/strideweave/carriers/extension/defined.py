@@ -197,11 +197,12 @@ class DefinedCarrier(Carrier):
             self._finalizer = weakref.finalize(self, provided.free_or_log)
 
     def _free_storage(self) -> None:
-        provided, self._provided = self._provided, None
+        provided = self._provided
         if provided is None or self._finalizer is None:
             return
-        self._finalizer.detach()
         if waiting_is_forbidden():  # the runtime's own thread, maybe, which must not block
             current_runtime().service(WorkerPool).post(provided.free_or_log)
         else:
             provided.free()
+        self._finalizer.detach()
+        self._provided = None

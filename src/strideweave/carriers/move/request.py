@@ -7,8 +7,7 @@ source is released.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -135,20 +134,16 @@ class _Move:
     operation: type[MoveOperation]
     token: object
     requires_grad: bool
+    moving: list[Carrier] = field(default_factory=list)  # those that know of it
 
     def enter(self) -> None:
-        """Claim both carriers, or raise and claim none."""
+        """Claim both carriers and tell them, or raise; ``let_go`` undoes what was interrupted."""
         source, destination = self.source, self.destination
-        with ExitStack() as stack:
-            source._claim(self.token)
-            stack.callback(source._relinquish, self.token)
-            destination._claim(self.token)
-            stack.callback(destination._relinquish, self.token)
-            stack.callback(source._finish_move)
-            source._begin_move(type(destination), reads=True)
-            stack.callback(destination._finish_move)
-            destination._begin_move(type(source), reads=False)
-            stack.pop_all()
+        source._claim(self.token)
+        destination._claim(self.token)
+        for carrier, other in ((source, destination), (destination, source)):
+            self.moving.append(carrier)
+            carrier._begin_move(type(other), reads=carrier is source)
 
     async def run(self) -> Tensor:
         """Transfer all slots, then publish and release the source."""
@@ -176,11 +171,11 @@ class _Move:
         return moved
 
     def let_go(self) -> None:
-        """Give both carriers back, on every path; a released source is left as it is."""
-        self.source._finish_move()
-        self.destination._finish_move()
-        self.source._relinquish(self.token)
-        self.destination._relinquish(self.token)
+        """Give back what was taken of both carriers, on every path; a released source is left as it is."""
+        for carrier in self.moving:
+            carrier._finish_move()
+        self.source._abandon(self.token)
+        self.destination._abandon(self.token)
 
 
 def _bring_back(source: Carrier, offset: int, layout: Layout, cotangent: Tensor) -> tuple[Tensor]:

@@ -87,8 +87,8 @@ class Admission:
             set()
         )  # fetched by one request only, whose failure takes them away again
 
-    def enter_data(self, kind: str, plan: RequestPlan) -> LedgerEntry:
-        """Admit a data request, or raise with nothing changed.
+    def enter_data(self, entry: LedgerEntry, plan: RequestPlan) -> None:
+        """Admit a data request, a new one, or raise; ``leave`` undoes what was interrupted.
 
         Raises:
             InvalidTileError: a required tile has no value yet.
@@ -97,16 +97,15 @@ class Admission:
         with self.lock:
             held = plan.required
             if plan.reads and not self.table.are_valid(held):
-                self.require_valid(kind, held)
+                self.require_valid(entry.kind, held)
             if len(plan.extra) or len(plan.retain):
                 changing = self.ledger.changing
                 extra = plan.extra[self.table.is_valid(plan.extra) & ~changing[plan.extra]]
                 retain = plan.retain[self.table.is_resident(plan.retain) & ~changing[plan.retain]]
                 held = np.unique(np.concatenate((held, extra, retain)))
-            entry = self.ledger.enter_data(kind, held)
+            self.ledger.enter_data(entry, held)
             if self.counters.put_off or self._provisional:
                 self.keep(set(held.tolist()) - set(plan.passing.tolist()))
-            return entry
 
     def keep(self, ordinals: Iterable[int]) -> None:
         """Somebody wants these tiles primary: neither a planned eviction nor a failure takes them away any more.
@@ -116,16 +115,15 @@ class Admission:
         self.counters.put_off.difference_update(ordinals)
         self._provisional.difference_update(ordinals)
 
-    def cover(self, kind: str, ordinals: Ordinals) -> LedgerEntry:
-        """Admit a request that changes all of these tiles, or raise with nothing changed; under the lock.
+    def cover(self, entry: LedgerEntry, ordinals: Ordinals) -> None:
+        """Admit a request, a new one, that changes all of these tiles, or raise; under the lock.
 
         Raises:
             TileConflictError: unfinished work needs, moves or covers one of the tiles.
         """
-        entry = self.ledger.enter_residency(kind, ordinals, np.ones(len(ordinals), np.bool_))
+        self.ledger.enter_residency(entry, ordinals, np.ones(len(ordinals), np.bool_))
         if self.counters.put_off or self._provisional:
             self.keep(ordinals.tolist())
-        return entry
 
     def check_data(self, kind: str, required: Ordinals, *, reads: bool = True) -> None:
         """Raise what ``enter_data`` would raise now, and admit nothing."""
@@ -135,7 +133,7 @@ class Admission:
             self.ledger.check_data(kind, required)
 
     def leave(self, entry: LedgerEntry) -> None:
-        """Strike a request off, whatever became of it; never blocks, and a second call does nothing."""
+        """Strike a request off, whatever became of it; never blocks, and does nothing for one that is not in."""
         with self.lock:
             freed = self.ledger.leave(entry)
             if self.budget is not None:

@@ -30,7 +30,7 @@ def start_assignment(
     check_compact(carrier, compact, tensor, selection, "tensor")
     carrier._traffic.check_fits("assign", len(selection), 0)
     work = _Assignment(carrier, compact, tensor, selection, object())
-    return carrier._start_work(AwaitResult(), work.enter, work.run, then=work.let_go)
+    return carrier._start_work(AwaitResult(), "assign", work.enter, work.run, then=work.let_go)
 
 
 @dataclass(slots=True, eq=False)
@@ -43,24 +43,18 @@ class _Assignment:
     selection: TileSelection
     token: object
 
-    def enter(self) -> LedgerEntry:
-        """Take compact and the tiles, or raise and take nothing; under the lock."""
+    def enter(self, entry: LedgerEntry) -> None:
+        """Take compact and the tiles, or raise; under the lock."""
         carrier = self.carrier
         carrier._require_mutable()  # again: somebody may own it by now
         self.compact.carrier._claim(self.token)
-        entry: LedgerEntry | None = None
-        try:
-            entry = carrier._traffic.cover("assign", self.selection.bind(carrier._traffic.grid))
-        finally:
-            if entry is None:
-                self.compact.carrier._relinquish(self.token)
-        carrier._begin_write()  # nobody may claim it meanwhile
-        return entry
+        carrier._traffic.cover(entry, self.selection.bind(carrier._traffic.grid))
+        carrier._begin_write(self.token)  # nobody may claim it meanwhile
 
     def let_go(self) -> None:
-        """Give compact back and end the write; the version advanced together with the tiles."""
-        self.compact.carrier._relinquish(self.token)
-        self.carrier._end_write(0)
+        """Give back what was taken of compact, and end the write; the version advanced together with the tiles."""
+        self.compact.carrier._abandon(self.token)
+        self.carrier._end_write(self.token)
 
     async def run(self, entry: LedgerEntry) -> None:
         """Write the tiles, all of them or none."""

@@ -13,6 +13,7 @@ from strideweave.carriers.tiled_evictable.projection import AwaitProjection, sta
 from strideweave.carriers.tiled_evictable.residency import AwaitResidency, TiledResidencyFacet
 from strideweave.carriers.tiled_evictable.scatter import start_scatter
 from strideweave.carriers.tiled_evictable.slots import read_slot, read_slots, write_slot
+from strideweave.tiles.ledger import LedgerEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -297,7 +298,8 @@ class TiledEvictable(TileHierarchy):
         )
 
     def _begin_move(self, other: type[Carrier], *, reads: bool) -> None:
-        self._moving = begin_move(self, other, reads=reads)
+        self._moving = TileMove(LedgerEntry("move"))
+        begin_move(self, self._moving, other, reads=reads)
 
     async def _undo_move(self) -> None:
         if self._moving is not None:

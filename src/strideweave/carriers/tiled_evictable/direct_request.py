@@ -127,11 +127,11 @@ class _Hold:
         self._staging = windows * self.window_bytes + (self.window_bytes if self.overlaps else tile)
         self.traffic.check_fits(self.purpose, self._primary, self._staging)
 
-    def enter(self) -> LedgerEntry:
+    def enter(self, entry: LedgerEntry) -> None:
         """Take the tiles, and note the version that they have; under the lock."""
-        self._entry = self.traffic.enter_data(self.purpose, self._plan)
+        self._entry = entry
+        self.traffic.enter_data(entry, self._plan)
         self.version = self.carrier.version
-        return self._entry
 
     async def reserve(self) -> None:
         """Take the memory, if there is a limit."""
@@ -239,6 +239,7 @@ class Holding:
         handle: AwaitResult[T] = AwaitResult()
         companions: list[AwaitResult[None]] = []
         holds = list(self._holds.values())
+        scope = (holds[0].carrier if holds else host)._scope
 
         async def accompany(_: LedgerEntry) -> None:
             await over
@@ -246,26 +247,22 @@ class Holding:
         def let_go() -> None:
             over._finish()
 
-        started = False
         try:
             if not holds:
-                host._scope.start(handle, work)
-                started = True
-                return handle.wait()
+                return scope.start(handle, work).wait()
             for hold in holds[1:]:
                 companion: AwaitResult[None] = AwaitResult()
-                hold.carrier._start_work(companion, hold.enter, accompany)
+                hold.carrier._start_work(companion, hold.purpose, hold.enter, accompany)
                 companions.append(companion)  # one by one: the next may be refused
             first = holds[0]
             task = partial(_run, holds, work)
-            first.carrier._start_work(handle, first.enter, lambda _: task(), then=let_go)
-            started = True
-            return handle.wait()
+            return first.carrier._start_work(
+                handle, first.purpose, first.enter, lambda _: task(), then=let_go
+            ).wait()
         finally:
-            if not started:
-                let_go()
             try:
-                if handle.done or not started:  # else the thread was interrupted, and the work goes on
+                if handle not in scope.unfinished():  # else the thread was interrupted, and the work goes on
+                    let_go()
                     for companion in companions:
                         companion.wait()
             finally:

@@ -86,12 +86,12 @@ def start_filling(
     waves = [*_waves(traffic, ordinals)]
     at_once = len(waves) == 1
 
-    def enter() -> LedgerEntry:
+    def enter(entry: LedgerEntry) -> None:
         if reduction == "add":
             traffic.require_valid(kind, ordinals)
         if not at_once:
             traffic.ledger.check_residency(kind, ordinals, np.ones(len(ordinals), np.bool_))
-        return traffic.cover(kind, ordinals if at_once else NO_ORDINALS)
+        traffic.cover(entry, ordinals if at_once else NO_ORDINALS)
 
     async def fill(entry: LedgerEntry) -> None:
         values = await CompactValues.of(traffic.grid, placement, selection, compact)
@@ -102,7 +102,7 @@ def start_filling(
                 carrier, kind, ordinals, lambda writer, wave: writer.write(wave, values, reduction)
             )
 
-    return carrier._start_work(AwaitResult(), enter, fill)
+    return carrier._start_work(AwaitResult(), kind, enter, fill)
 
 
 async def in_waves(

@@ -27,14 +27,14 @@ def start_flush(carrier: TiledEvictable, *, durable: bool) -> AwaitResult[None]:
     carrier._require_live()
     traffic = carrier._traffic
 
-    def enter() -> LedgerEntry:
-        return traffic.ledger.enter_data(_KIND, traffic.table.dirty())
+    def enter(entry: LedgerEntry) -> None:
+        traffic.ledger.enter_data(entry, traffic.table.dirty())
 
     if not durable:
         with traffic.lock:
             if not len(traffic.table.dirty()):
                 return AwaitResult.completed(None)
-    return carrier._start_work(AwaitResult[None](), enter, partial(_flush, traffic, durable))
+    return carrier._start_work(AwaitResult[None](), _KIND, enter, partial(_flush, traffic, durable))
 
 
 async def _flush(traffic: TileTraffic, durable: bool, entry: LedgerEntry) -> None:

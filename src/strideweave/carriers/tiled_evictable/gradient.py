@@ -134,8 +134,8 @@ def _pour(source: Tensor, target: Tensor, reduction: Reduction) -> None:
     plan = RequestPlan(tiles, passing=tiles)
     staging = traffic.check_plan(_KIND, plan)
 
-    def enter() -> LedgerEntry:
-        return traffic.enter_data(_KIND, plan)
+    def enter(entry: LedgerEntry) -> None:
+        traffic.enter_data(entry, plan)
 
     async def consume(wave: Ordinals, rows: list[Flat]) -> None:
         ready = rows if reorder is None else [reorder(row) for row in rows]
@@ -153,7 +153,7 @@ def _pour(source: Tensor, target: Tensor, reduction: Reduction) -> None:
                 await traffic.undo(entry, changes)
         await traffic.finish_with(entry, NO_ORDINALS)
 
-    carrier._start_work(AwaitResult[None](), enter, pour).wait()
+    carrier._start_work(AwaitResult[None](), _KIND, enter, pour).wait()
 
 
 class _Reordering:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from strideweave.carriers.dependent import DependentCarrier, check_distinct, check_free
@@ -20,6 +21,7 @@ from strideweave.layout.int_tuple import as_integer
 from strideweave.tensor import Tensor
 from strideweave.tiles.gather import CompactGeometry
 from strideweave.tiles.grid import TileGrid
+from strideweave.tiles.ledger import LedgerEntry
 from strideweave.tiles.one_carrier import begin_serving, end_serving
 from strideweave.tiles.residency import Location
 from strideweave.tiles.selection import TileSelection, TileSet
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from strideweave.dtype import DType
     from strideweave.runtime.await_result import AwaitResult
     from strideweave.tiles.grid import TilePlacement
-    from strideweave.tiles.ledger import LedgerEntry
     from strideweave.tiles.policy import ResidencyPolicy
     from strideweave.tiles.residency import TileState
 
@@ -290,7 +291,8 @@ class TileHierarchy(DependentCarrier):
     def _start_work(
         self,
         handle: H,
-        enter: Callable[[], LedgerEntry],
+        kind: str,
+        enter: Callable[[LedgerEntry], None],
         work: Callable[[LedgerEntry], Awaitable[Any]],
         *,
         then: Callable[[], None] = _nothing,
@@ -299,30 +301,26 @@ class TileHierarchy(DependentCarrier):
 
         Args:
             handle: the request's fresh handle.
-            enter: admits it, under the lock; what it raises is raised here, and nothing has changed then.
+            kind: its name, for messages.
+            enter: admits its entry, under the lock; what it raises is raised here, and nothing has changed then.
             work: the coroutine function that does it, given its entry.
-            then: also to be run when an admitted request ends; must not block.
+            then: also to be run when the request ends, or has not been admitted; must not block.
         """
-        admitted: list[LedgerEntry] = []
+        entry = LedgerEntry(kind)
 
         def leave() -> None:
-            self._traffic.leave(admitted[0])
+            self._traffic.leave(entry)
             then()
 
-        return self._scope.start(
-            handle,
-            lambda: work(admitted[0]),
-            enter=lambda: admitted.append(enter()),
-            cleanup=leave,
-        )
+        return self._scope.start(handle, work, entry, enter=partial(enter, entry), cleanup=leave)
 
     @contextmanager
     def _covering(self, kind: str, ordinals: npt.NDArray[np.int64]) -> Iterator[LedgerEntry]:
         """Cover tiles of a carrier that only the running request knows, as a residency request does."""
-        traffic = self._traffic
-        with traffic.lock:
-            entry = traffic.cover(kind, ordinals)
+        traffic, entry = self._traffic, LedgerEntry(kind)
         try:
+            with traffic.lock:
+                traffic.cover(entry, ordinals)
             yield entry
         finally:
             traffic.leave(entry)

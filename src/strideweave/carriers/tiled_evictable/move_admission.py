@@ -15,6 +15,7 @@ from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.streaming import STAGING_BYTES
 from strideweave.carriers.tiled_evictable.traffic import Changes
 from strideweave.tiles.coordinates import NO_ORDINALS
+from strideweave.tiles.ledger import LedgerEntry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,13 +25,10 @@ if TYPE_CHECKING:
     from strideweave.carriers.base import Carrier
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
     from strideweave.carriers.tiled_evictable.traffic import TileTraffic
-    from strideweave.tiles.ledger import LedgerEntry
 
     Ordinals = npt.NDArray[np.int64]
 
 __all__ = ["TileMove", "admitted", "begin_move"]
-
-_KIND = "move"
 
 
 @dataclass(slots=True, eq=False)
@@ -66,11 +64,12 @@ class TileMove:
             await traffic.restore(self.entry, self.changes.dropped)
 
 
-def begin_move(carrier: TiledEvictable, other: type[Carrier], *, reads: bool) -> TileMove:
-    """Cover every tile of a carrier for a move of all its slots, or raise with nothing changed; under the lock.
+def begin_move(carrier: TiledEvictable, move: TileMove, other: type[Carrier], *, reads: bool) -> None:
+    """Cover every tile of a carrier for a move of all its slots, or raise; under the lock.
 
     Args:
         carrier: the source or the destination.
+        move: a new one.
         other: the exact class at the other end.
         reads: whether the carrier is the source.
 
@@ -84,15 +83,15 @@ def begin_move(carrier: TiledEvictable, other: type[Carrier], *, reads: bool) ->
         dispatch_move(other, compute)
     elif other is not type(carrier):
         dispatch_move(compute, other)
-    return TileMove(_cover(carrier, np.arange(carrier._traffic.grid.tile_count), reads=reads))
+    _cover(carrier, move.entry, np.arange(carrier._traffic.grid.tile_count), reads=reads)
 
 
-def _cover(carrier: TiledEvictable, tiles: Ordinals, *, reads: bool) -> LedgerEntry:
+def _cover(carrier: TiledEvictable, entry: LedgerEntry, tiles: Ordinals, *, reads: bool) -> None:
     traffic = carrier._traffic
     with traffic.lock:
         if reads:
-            traffic.require_valid(_KIND, tiles)
-        return traffic.cover(_KIND, tiles)
+            traffic.require_valid(entry.kind, tiles)
+        traffic.cover(entry, tiles)
 
 
 @asynccontextmanager
@@ -101,7 +100,8 @@ async def admitted(carrier: TiledEvictable, tiles: Ordinals, *, reads: bool) -> 
     if carrier._moving is not None:
         yield carrier._moving
         return
-    move, complete = TileMove(_cover(carrier, tiles, reads=reads)), False
+    move, complete = TileMove(LedgerEntry("move")), False
+    _cover(carrier, move.entry, tiles, reads=reads)
     try:
         yield move
         complete = True

@@ -30,6 +30,7 @@ from strideweave.runtime.await_result import AwaitResult
 from strideweave.runtime.request import Request
 from strideweave.tensor import Tensor
 from strideweave.tiles.coordinates import NO_ORDINALS
+from strideweave.tiles.ledger import LedgerEntry
 from strideweave.tiles.plan import RequestPlan, plan_request
 from strideweave.tiles.selection import TileSelection
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
     from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
     from strideweave.tiles.gather import CompactGeometry
-    from strideweave.tiles.ledger import LedgerEntry
 
     Ordinals = npt.NDArray[np.int64]
     Flat = npt.NDArray[np.unsignedinteger]
@@ -200,7 +200,7 @@ class _Projection(Request):
         self.kind = kind
         self.keeps = keeps
         self.staging = 0  # bytes to reserve for tiles that stream
-        self.entry: LedgerEntry | None = None  # once it is admitted
+        self.entry = LedgerEntry(kind)
 
     def start(self) -> AwaitProjection:
         """Refuse what the memory limit could never hold; else admit the request and start its task."""
@@ -209,25 +209,20 @@ class _Projection(Request):
         return self.scope.admit(self, cast("AwaitProjection", self.handle))
 
     def enter(self) -> None:
-        """Take the destination and the tiles, or raise and take nothing; under the lock."""
+        """Take the destination and the tiles, or raise; under the lock."""
         destination = self.destination
         if destination is not None:
             _check_destination(self.carrier, destination, self.geometry.size)  # again: it may be in use now
             destination._claim(self.token)
-        try:
-            self.entry = self.traffic.enter_data(self.kind, self.plan)
-        finally:
-            if self.entry is None and destination is not None:
-                destination._relinquish(self.token)
+        self.traffic.enter_data(self.entry, self.plan)
         if self.source is not None:
             self.source.version = self.carrier.version
 
     def leave(self) -> None:
         """Let go of the tiles and of the destination, whatever became of the request; never blocks."""
-        if self.entry is not None:
-            self.traffic.leave(self.entry)
+        self.traffic.leave(self.entry)
         if self.destination is not None:
-            self.destination._relinquish(self.token)
+            self.destination._abandon(self.token)
 
     def drop(self) -> None:
         """Let go of what never begins; a task that has begun still works with it."""
@@ -261,8 +256,6 @@ class _Projection(Request):
     async def work(self) -> Tensor:
         """Bring the tiles, gather them, publish the compact Tensor, then let go of the tiles."""
         entry = self.entry
-        if entry is None:
-            raise RuntimeError("this projection runs without having been admitted; this is a defect")
         gathered = await self._gather_resident(entry)
         if gathered is not None:
             return self._publish(gathered)

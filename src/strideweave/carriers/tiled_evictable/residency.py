@@ -57,10 +57,9 @@ class TiledResidencyFacet:
         traffic = self._carrier._traffic
         traffic.check_fits("promote_async", len(ordinals), 0)
 
-        def enter() -> LedgerEntry:
-            entry = traffic.ledger.enter_residency("promote_async", ordinals, self._missing(ordinals))
+        def enter(entry: LedgerEntry) -> None:
+            traffic.ledger.enter_residency(entry, ordinals, self._missing(ordinals))
             traffic.keep(ordinals.tolist())
-            return entry
 
         with traffic.lock:
             traffic.require_valid("promote", ordinals)
@@ -70,7 +69,8 @@ class TiledResidencyFacet:
                 traffic.keep(ordinals.tolist())
                 traffic.touch(ordinals)
                 return AwaitResidency.completed(None)
-        return self._carrier._start_work(AwaitResidency(), enter, partial(self._promote, ordinals))
+        work = partial(self._promote, ordinals)
+        return self._carrier._start_work(AwaitResidency(), "promote_async", enter, work)
 
     def evict_async(self, tiles: TileSet | TileSelection, *, durable: bool = False) -> AwaitResidency:
         """Start moving every tile of a set out of the primary tier; see ``TiledEvictable.evict_async``."""
@@ -78,8 +78,8 @@ class TiledResidencyFacet:
         ordinals = self._bind(tiles)
         traffic = self._carrier._traffic
 
-        def enter() -> LedgerEntry:
-            return traffic.ledger.enter_residency("evict_async", ordinals, self._leaving(ordinals))
+        def enter(entry: LedgerEntry) -> None:
+            traffic.ledger.enter_residency(entry, ordinals, self._leaving(ordinals))
 
         with traffic.lock:
             traffic.require_valid("evict", ordinals)
@@ -87,7 +87,8 @@ class TiledResidencyFacet:
             traffic.ledger.check_residency("evict_async", ordinals, leaving)
             if not durable and not leaving.any():
                 return AwaitResidency.completed(None)
-        return self._carrier._start_work(AwaitResidency(), enter, partial(self._evict, ordinals, durable))
+        work = partial(self._evict, ordinals, durable)
+        return self._carrier._start_work(AwaitResidency(), "evict_async", enter, work)
 
     def promote(self, tiles: TileSet | TileSelection) -> None:
         """Make every tile of a set primary and return when that is done."""

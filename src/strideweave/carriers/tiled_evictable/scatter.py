@@ -69,7 +69,7 @@ def start_scatter(
     wanted = (enabled and compact.requires_grad, enabled and reads and template.requires_grad)
     staging = traffic.check_plan("scatter", plan, in_place=not reads)
     work = _Scatter(carrier, compact, template, selection, plan, wanted, object(), staging)
-    return carrier._start_work(AwaitMove(), work.enter, work.run, then=work.let_go)
+    return carrier._start_work(AwaitMove(), "scatter", work.enter, work.run, then=work.let_go)
 
 
 def check_compact(
@@ -146,20 +146,14 @@ class _Scatter:
     token: object
     staging: int  # bytes to reserve for tiles that stream
 
-    def enter(self) -> LedgerEntry:
-        """Take compact and the template's tiles, or raise and take nothing; under the lock."""
+    def enter(self, entry: LedgerEntry) -> None:
+        """Take compact and the template's tiles, or raise; under the lock."""
         self.compact.carrier._claim(self.token)
-        entry: LedgerEntry | None = None
-        try:
-            entry = self.carrier._traffic.enter_data("scatter", self.plan)
-        finally:
-            if entry is None:
-                self.let_go()
-        return entry
+        self.carrier._traffic.enter_data(entry, self.plan)
 
     def let_go(self) -> None:
-        """Give compact back."""
-        self.compact.carrier._relinquish(self.token)
+        """Give compact back, if it was taken."""
+        self.compact.carrier._abandon(self.token)
 
     async def run(self, entry: LedgerEntry) -> Tensor:
         """Bring what is read, fill a fresh carrier, let go of the template's tiles, and publish."""

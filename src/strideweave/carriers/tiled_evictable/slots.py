@@ -5,7 +5,6 @@ Contract: a read takes any valid tile where it is; a write makes its tile primar
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,16 +85,16 @@ def write_slot(carrier: TiledEvictable, slot: int, value: npt.NDArray[Any]) -> N
             "promote the tile first"
         )
 
-    def enter() -> LedgerEntry:
+    def enter(entry: LedgerEntry) -> None:
         traffic.ledger.check_idle("a write", ordinal)
-        return traffic.ledger.enter_residency("write", at, np.ones(1, np.bool_))
+        traffic.ledger.enter_residency(entry, at, np.ones(1, np.bool_))
 
     async def fetch_and_store(entry: LedgerEntry) -> None:
         await traffic.bring_all(entry, at)
         with traffic.lock:
             store()
 
-    carrier._start_work(AwaitResult(), enter, fetch_and_store).wait()
+    carrier._start_work(AwaitResult(), "write", enter, fetch_and_store).wait()
 
 
 def read_slots(carrier: TiledEvictable, start: int, slots: int) -> npt.NDArray[Any]:
@@ -140,5 +139,5 @@ def read_slots(carrier: TiledEvictable, start: int, slots: int) -> npt.NDArray[A
                 await traffic.undo(entry, changes)
         await traffic.finish_with(entry, NO_ORDINALS)
 
-    carrier._start_work(AwaitResult(), partial(traffic.enter_data, "read", plan), read).wait()
+    carrier._start_work(AwaitResult(), "read", lambda entry: traffic.enter_data(entry, plan), read).wait()
     return values
