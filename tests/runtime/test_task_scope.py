@@ -192,7 +192,7 @@ def test_cleanup_runs_once_when_the_request_could_not_become_a_task(scope, monke
     def refuse(*_, **__):
         raise OSError("no task")
 
-    monkeypatch.setattr(scope._group, "create_task", refuse)
+    monkeypatch.setattr(scope._group, "start_soon", refuse)
     handle = scope.start(Handle(), give, cleanup=lambda: seen.append(1))
     with pytest.raises(OSError, match="no task"):
         handle.wait()

@@ -214,31 +214,6 @@ async def test_cancelled_batch_returns_only_when_no_job_runs_any_more_cancel():
     assert reached == ["after"]
 
 
-def test_a_batch_outlasts_a_cancellation_past_the_shield_of_anyio_cancel():
-    """As of a task of asyncio's own groups, when the runtime's loop ends."""
-    started, release, ended = threading.Event(), threading.Event(), []
-
-    def job():
-        started.set()
-        release.wait()
-        ended.append(1)
-
-    async def main():
-        batch = asyncio.create_task(run_jobs([job]))
-        await asyncio.to_thread(started.wait)
-        for _ in range(3):
-            batch.cancel()
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        assert (batch.done(), ended) == (False, [])
-        release.set()
-        with pytest.raises(asyncio.CancelledError):
-            await batch
-        assert ended == [1]
-
-    asyncio.run(main())
-
-
 async def test_jobs_may_not_wait_for_requests():
     """A worker that waits could be the one that the awaited request needs."""
     scope = TaskScope("test")

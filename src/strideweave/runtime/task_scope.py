@@ -4,13 +4,10 @@ Every request of a carrier is a task in its group (contract). The group is opene
 first request, hosted by a small task in the runtime's root group, and closed with the carrier. A request is
 taken off the pending list before its outcome is visible, so ``handle.wait()`` followed by ``close()`` always
 succeeds.
-
-The group is asyncio's: anyio's gives each task a cancel scope and an event, which takes several times as long.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,12 +22,14 @@ from strideweave.runtime.request import Call, Request
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from anyio.abc import TaskGroup
+
     from strideweave.runtime.await_result import AwaitResult
     from strideweave.runtime.event_loop import EventLoop
 
 __all__ = ["ScopeStatistics", "TaskScope"]
 
-_TASK_NAME = "strideweave request"  # asyncio would put one together for each
+_TASK_NAME = "strideweave request"  # anyio would put one together for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ class TaskScope:
 
     def _reset_group(self) -> None:
         # From here on these belong to the runtime thread.
-        self._group: asyncio.TaskGroup | None = None
+        self._group: TaskGroup | None = None
         self._unopened: deque[Request] = deque()  # requests that came before the group was entered
         self._wake_host: anyio.Event | None = None
         self._hosted = False
@@ -263,7 +262,7 @@ class TaskScope:
                 self._hosted = True
                 self._runtime.root.start_soon(self._host, self._runtime)
             if self._group is not None:
-                _spawn(self._group, request)
+                self._group.start_soon(request.run, name=_TASK_NAME)
             else:
                 self._unopened.append(request)
         except BaseException as error:  # the loop could only log it, and the handle would never end
@@ -273,16 +272,11 @@ class TaskScope:
         """Hold the task group open until the carrier lets go of it."""
         self._wake_host = anyio.Event()
         try:
-            with anyio.CancelScope() as told:
-                async with asyncio.TaskGroup() as self._group:
-                    while self._unopened:  # no local variable: it would keep the last request's carrier alive
-                        _spawn(self._group, self._unopened.popleft())
-                    try:
-                        if not self._closing:
-                            await self._wake_host.wait()
-                    except asyncio.CancelledError:
-                        told.shield = True  # once is enough: anyio would tell it again at every turn
-                        raise
+            async with anyio.create_task_group() as self._group:
+                while self._unopened:  # no local variable: it would keep the last request's carrier alive
+                    self._group.start_soon(self._unopened.popleft().run, name=_TASK_NAME)
+                if not self._closing:
+                    await self._wake_host.wait()
         finally:
             with short_lock:
                 if not self._pending:  # else another request is on its way here and opens the group again
@@ -293,13 +287,3 @@ class TaskScope:
         self._closing = True
         if self._wake_host is not None:
             self._wake_host.set()
-
-
-def _spawn(group: asyncio.TaskGroup, request: Request) -> None:
-    """Make a request a task of a group."""
-    work = request.run()
-    try:
-        group.create_task(work, name=_TASK_NAME)
-    except BaseException:
-        work.close()
-        raise

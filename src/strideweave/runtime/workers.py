@@ -9,7 +9,6 @@ thread, once the interpreter has begun to exit; unfinished writes still need a w
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -276,19 +275,8 @@ async def run_jobs(jobs: Sequence[Callable[[], None]]) -> None:
     else:
         for _ in jobs:
             pool.post(batch.work)
-    interrupted: asyncio.CancelledError | None = None
     try:
         with anyio.CancelScope(shield=True):
-            while True:
-                try:
-                    await batch.finished
-                    break
-                except (
-                    asyncio.CancelledError
-                ) as cancellation:  # one past anyio's shield, as when the loop ends
-                    interrupted = cancellation
-        if interrupted is not None:
-            raise interrupted
+            await batch.finished
     finally:
-        # An error's traceback keeps this frame: no cycle error -> frame -> batch -> error.
-        del batch, jobs, interrupted
+        del batch, jobs  # an error's traceback keeps this frame: no cycle error -> frame -> batch -> error
