@@ -250,6 +250,20 @@ def test_spans_are_cut_below_what_one_operation_may_move():
     assert cut[-1].tolist() == [4, 0, 1 << 40, 7]
 
 
+@pytest.mark.parametrize("pairs", [2, 8])
+def test_few_spans_that_follow_each_other_are_moved_as_they_are(big, tampered, pairs):
+    """To join them would take longer; of 64, four are few."""
+    answers = []
+    engine = tampered(lambda count, result: (answers.append(result), result)[1])
+    places = [2 * k for k in range(64 - pairs)]
+    places = sorted(places + [2 * k + 1 for k in range(pairs)])
+    memory = np.zeros(64 * 4096, np.uint8)
+    spans = [FileSpan(big, place * 4096, memory[k * 4096 : (k + 1) * 4096]) for k, place in enumerate(places)]
+    run(engine, spans)
+    assert np.array_equal(memory.reshape(64, -1), CONTENT[: 256 * 4096].reshape(256, -1)[places])
+    assert len(answers) == (64 if pairs == 2 else 64 - 2 * pairs)
+
+
 def test_what_follows_in_file_and_memory_is_one_operation(big, tampered):
     answers = []
     engine = tampered(lambda count, result: (answers.append(result), result)[1])

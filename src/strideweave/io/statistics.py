@@ -47,21 +47,23 @@ class EngineTally:
 
     def __init__(self) -> None:
         self._moved = (0, 0, 0, 0, 0, 0)  # batches and spans, bytes read, written and in flight, errors
+        self._persists = (0, 0)  # calls that ended well, and that failed
         self._others = EngineStatistics()  # what happens seldom
 
     @property
     def now(self) -> EngineStatistics:
         """The record of this moment."""
         batches, spans, read, written, in_flight, errors = self._moved
-        others = self._others
+        persists, failures = self._persists
         return replace(
-            others,
+            self._others,
             batches=batches,
             spans=spans,
             bytes_read=read,
             bytes_written=written,
             bytes_in_flight=in_flight,
-            errors=errors + others.errors,
+            errors=errors + failures,
+            persists=persists,
         )
 
     def begin(self, nbytes: int) -> None:
@@ -91,5 +93,5 @@ class EngineTally:
 
     def persisted(self, *, failed: bool) -> None:
         """Count the end of a call of ``persist``."""
-        before = self._others
-        self._others = replace(before, errors=before.errors + failed, persists=before.persists + (not failed))
+        persists, failures = self._persists
+        self._persists = persists + (not failed), failures + failed

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from strideweave.io.uring import Ring
 
     Columns: TypeAlias = "NDArray[np.int64]"
-    """A row for each operation: descriptor, offset, address and length."""
+    """A row for each operation, which is its entry of a ring: descriptor (times 2**32), offset, address, length and
+    what is zero at first."""
 
 __all__ = ["SLOT_BITS", "Batch", "RefusedError"]
 
@@ -40,6 +41,14 @@ COLLECTED_BYTES = 128 << 10
 
 SLOT_BITS = 32
 """Where the name of an operation has its batch; below that is its place in the batch."""
+
+_NUMBER_BITS = 32
+"""Where a column has the descriptor's number; below that are operation code and flags."""
+
+_WORDS = SUBMISSION.itemsize // 8
+
+_LEAST_JOINED = 16
+"""Where no more than one in so many spans follows the one before, to join them takes longer than to move them apart."""
 
 _MOST_NOTES = 8  # an error mentions so many others of its batch
 _AGAIN = frozenset({errno.EINTR, errno.EAGAIN})
@@ -71,10 +80,8 @@ class Batch:
         self._spans: Sequence[FileSpan] = ()  # keeps the buffers alive
         self._columns = columns  # as asked for; what is left of each operation stands in its entry
         self.left = count = len(columns)
-        self._entries = np.zeros(count, SUBMISSION)
+        self._entries = columns.copy().view(SUBMISSION).reshape(-1)
         self._entries["opcode"] = opcode
-        self._entries["fd"], self._entries["offset"] = columns[:, 0], columns[:, 1]
-        self._entries["address"], self._entries["length"] = columns[:, 2], columns[:, 3]
         self._lengths = self._entries["length"]
         self._is_direct = np.zeros(count, np.bool_)
         self._largest = int(columns[:, 3].max(initial=0))
@@ -107,7 +114,7 @@ class Batch:
     def persisting(cls, file: OpenFile) -> Self:
         """The operation that makes what was written to a file durable; it moves no bytes, so all of them at once."""
         held = file.descriptor()
-        batch = cls([file], [held], np.array([[held.number, 0, 0, 0]], np.int64), PERSIST)
+        batch = cls([file], [held], _empty_columns(1, held.number), PERSIST)
         batch._entries["rw_flags"] = DATA_ONLY
         return batch
 
@@ -115,7 +122,7 @@ class Batch:
         """Send past the page cache what is aligned, of files that allow it, and large copies to kernel threads."""
         entries = self._entries
         alike = (
-            len(self._files) == 1 and not np.bitwise_or.reduce(self._columns[:, 1:], axis=None) % ALIGNMENT
+            len(self._files) == 1 and not np.bitwise_or.reduce(self._columns[:, 1:4], axis=None) % ALIGNMENT
         )
         for file, held in zip(self._files, self._held, strict=True):
             direct = file.direct_number(held, writing=self._opcode == WRITE)
@@ -124,8 +131,10 @@ class Batch:
                 self._is_direct.fill(True)
                 return
             if direct >= 0:
-                fds, offsets, addresses, lengths = self._columns.T
-                aligned = (fds == held.number) & ((offsets | addresses | lengths) % ALIGNMENT == 0)
+                fds, offsets, addresses, lengths = self._columns[:, :4].T
+                aligned = (fds >> _NUMBER_BITS == held.number) & (
+                    (offsets | addresses | lengths) % ALIGNMENT == 0
+                )
                 entries["fd"][aligned] = direct
                 self._is_direct |= aligned
         cached = self._lengths[~self._is_direct]
@@ -285,9 +294,10 @@ class Batch:
         raise_first(self._errors)
 
     def _failure(self, place: int, result: int) -> BaseException:
-        number, offset, _, wanted = self._columns[place].tolist()
+        number, offset, _, wanted = self._columns[place, :4].tolist()
         got = wanted - int(self._lengths[place])
-        file = next(file for file, held in zip(self._files, self._held, strict=True) if number == held.number)
+        holders = zip(self._files, self._held, strict=True)
+        file = next(file for file, held in holders if held.number == number >> _NUMBER_BITS)
         if self._opcode == PERSIST:
             return file.not_persistent(-result)
         writing = self._opcode == WRITE
@@ -296,35 +306,44 @@ class Batch:
         return failure(-result, file.path, offset, wanted, got, writing=writing)
 
 
+def _empty_columns(count: int, number: int = 0) -> Columns:
+    columns = np.zeros((count, _WORDS), np.int64)
+    columns[:, 0] = number << _NUMBER_BITS
+    return columns
+
+
 def _columns(spans: Sequence[FileSpan], numbers: Mapping[OpenFile, int]) -> Columns:
-    """Descriptor, offset, address and length of each span that is not empty."""
+    """The columns of each span that is not empty."""
     rows = [
-        (numbers[file], offset, address_of(buffer), buffer.nbytes)
+        (numbers[file] << _NUMBER_BITS, offset, address_of(buffer), buffer.nbytes)
         for file, offset, buffer in spans
         if buffer.nbytes
     ]
-    return np.array(rows, np.int64).reshape(-1, 4)
+    columns = _empty_columns(len(rows))
+    columns[:, :4] = np.array(rows, np.int64).reshape(-1, 4)
+    return columns
 
 
 def _block_columns(batch: SpanBatch, numbers: Mapping[OpenFile, int]) -> Columns:
     """The same for a batch in blocks, by a few assignments for each block."""
-    columns = np.empty((len(batch), 4), np.int64)
+    columns = _empty_columns(len(batch))
     filled = 0
     for block in batch.blocks:
         rows = columns[filled : filled + len(block.offsets)]
-        rows[:, 0] = numbers[block.file]
+        rows[:, 0] = numbers[block.file] << _NUMBER_BITS
         rows[:, 1] = block.offsets
-        rows[:, 2] = block.starts + address_of(block.memory)
+        rows[:, 2] = block.starts
+        rows[:, 2] += address_of(block.memory)
         rows[:, 3] = block.nbytes
         filled += len(rows)
     return columns[columns[:, 3] > 0] if any(not block.nbytes for block in batch.blocks) else columns
 
 
 def _merged(columns: Columns) -> Columns:
-    """Join spans that follow each other in the file and in memory."""
-    fds, offsets, addresses, lengths = columns.T
+    """Join spans that follow each other in the file and in memory, where enough of them do."""
+    fds, offsets, addresses, lengths = columns[:, :4].T
     follows = offsets[1:] == offsets[:-1] + lengths[:-1]
-    if not follows.any():
+    if np.count_nonzero(follows) * _LEAST_JOINED <= len(columns):
         return columns
     follows &= (fds[1:] == fds[:-1]) & (addresses[1:] == addresses[:-1] + lengths[:-1])
     first = np.flatnonzero(np.append(True, ~follows))
