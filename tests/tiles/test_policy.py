@@ -21,6 +21,7 @@ from strideweave.tiles.policy import (
 )
 from strideweave.tiles.s3fifo import S3FIFO
 from strideweave.tiles.selection import TileSelection, TileSet
+from strideweave.tiles.trace_recorder import TraceRecorder
 
 GRID = TileGrid((16,), (4,))
 
@@ -351,3 +352,34 @@ def test_counts_are_right_under_threads(kind):
     assert counted.hits + counted.misses == 3 * counted.planned
     assert counted.misses == counted.streamed + counted.evictions + counted.resident
     assert counted.resident == 5
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        KeepResident(),
+        Streaming(),
+        LRU(max_tiles=2),
+        LRU(max_bytes=64),
+        S3FIFO(max_tiles=2),
+        S3FIFO(max_bytes=64),
+    ],
+    ids=repr,
+)
+def test_a_copy_of_a_policy_is_a_new_one_with_the_same_bound(policy, copied):
+    policy.bind(TileGrid((4,), (2,)), 8)
+    policy.plan(TileSet([(0,), (1,)]), "projection")
+    before = policy.statistics()
+    other = copied(policy)
+    assert (type(other), repr(other)) == (type(policy), repr(policy))
+    assert other.statistics().planned == other.statistics().resident == 0
+    other.bind(TileGrid((8,), (4,)), 16)  # of other tiles: nothing was remembered
+    other.plan(TileSet([(5,)]), "projection")
+    assert policy.statistics() == before
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_recorder_of_a_trace_is_not_copied(copied):
+    with pytest.raises(TypeError, match="cannot be copied"):
+        copied(TraceRecorder(KeepResident()))

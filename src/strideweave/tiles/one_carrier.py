@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 from strideweave.runtime.locks import short_lock
 
@@ -16,6 +17,16 @@ class OneCarrier:
     """
 
     _served: weakref.ref[object] | None = None
+
+    def __reduce__(self) -> Any:
+        """Refuse to be copied or pickled; a subclass that knows how to make its like says how.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"{self!r} cannot be copied or pickled, since it serves one carrier; make another one"
+        )
 
     def _require_free(self, carrier: object = None) -> None:
         """Refuse to serve a carrier, or one that is about to be made, beside another.

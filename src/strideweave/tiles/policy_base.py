@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Never
 
 from strideweave.layout.int_tuple import as_integer
@@ -50,6 +51,8 @@ class PolicyStatistics:
 class ShippedPolicy(OneCarrier):
     """The base of every shipped policy; a subclass decides in ``_decide``.
 
+    A copy, or what is unpickled, is a new policy with the same bound that serves nobody and remembers nothing.
+
     Subclasses have constructors of their own, so that an error about their arguments names them.
 
     Args:
@@ -65,6 +68,9 @@ class ShippedPolicy(OneCarrier):
         # scan what was taken before.
         self._resident: OrderedDict[Key, None] = OrderedDict()
         self._planned = self._hits = self._misses = self._evictions = self._streamed = 0
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
 
     def bind(self, grid: TileGrid, tile_bytes: int) -> None:
         """Learn the geometry of the carrier that is being constructed; forget every tile of an earlier one.
@@ -203,6 +209,9 @@ class BoundedPolicy(ShippedPolicy):
         self._max_tiles = _bound("max_tiles", max_tiles)
         self._max_bytes = _bound("max_bytes", max_bytes)
         super().__init__(self._max_tiles)
+
+    def __reduce__(self) -> Any:
+        return partial(type(self), max_tiles=self._max_tiles, max_bytes=self._max_bytes), ()
 
     def __repr__(self) -> str:
         name = type(self).__name__
