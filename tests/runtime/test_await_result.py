@@ -18,6 +18,7 @@ import trio
 
 from strideweave.runtime import AwaitResult
 from strideweave.runtime.await_result import DroppedAtExit
+from strideweave.runtime.locks import short_lock
 from strideweave.runtime.thread_role import forbid_waiting
 
 pytestmark = pytest.mark.anyio
@@ -598,3 +599,17 @@ def test_a_forgotten_wait_is_named_where_an_attribute_is_missing():
         _ = handle.shape
     assert not hasattr(handle, "numpy")
     assert not hasattr(handle, "__array__")
+
+
+def test_waiting_in_a_signal_handler_that_interrupted_the_library_is_refused():
+    """The thread holds the lock that the request needs to end, and goes on only when the handler returns."""
+    handle: AwaitResult[None] = AwaitResult()
+    before = signal.signal(signal.SIGUSR1, lambda *_: handle.wait(5))
+    try:
+        with short_lock, pytest.raises(RuntimeError, match="signal handler"):
+            signal.raise_signal(signal.SIGUSR1)
+        handle._finish()
+        with short_lock:
+            signal.raise_signal(signal.SIGUSR1)  # nobody has to be waited for
+    finally:
+        signal.signal(signal.SIGUSR1, before)

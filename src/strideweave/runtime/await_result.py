@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import anyio
 from anyio.lowlevel import checkpoint, current_token
 
-from strideweave.runtime.locks import short_lock
+from strideweave.runtime.locks import holds_short_lock, short_lock
 from strideweave.runtime.thread_role import park_daemon_thread, this_thread
 from strideweave.runtime.wake_ups import current_task, wake_ups_of
 
@@ -129,9 +129,9 @@ class AwaitResult(Awaitable[T_co], Generic[T_co]):
             TimeoutError: the time is up. The request goes on; wait again, or await the handle.
             TypeError: ``timeout`` is no number.
             ValueError: it is NaN.
-            RuntimeError: called inside the runtime thread or one of its workers, where it would deadlock. It
-            raises
-                there whether or not the request has ended, so that the mistake shows on the first run.
+            RuntimeError: called inside the runtime thread or one of its workers, where it would deadlock. It raises
+                there whether or not the request has ended, so that the mistake shows on the first run. Also called
+                in a signal handler or a finalizer that interrupted this library where waiting would deadlock.
             BaseException: what the request raised, the same object for every observation.
         """
         if this_thread.waiting_forbidden:
@@ -140,6 +140,11 @@ class AwaitResult(Awaitable[T_co], Generic[T_co]):
             )
         if timeout is not None:  # also where nobody has to wait, so that a mistake shows on the first run
             _check_timeout(timeout)
+        if not self._done and holds_short_lock():
+            raise RuntimeError(
+                "AwaitResult.wait() in a signal handler, or a finalizer, that interrupted StrideWeave at work would "
+                "deadlock; have the handler set a flag, and wait after it"
+            )
         if not self._done and not self._block(timeout):
             raise TimeoutError(
                 f"the request is unfinished after {timeout} s and goes on; wait again or await the handle"
