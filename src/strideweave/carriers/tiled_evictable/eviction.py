@@ -38,7 +38,7 @@ class Eviction(Transfers):
 
         Without any, there is nothing to do but to ``leave``, which the request is about to.
         """
-        if not len(passing) and not self.counters.put_off:
+        if not self.counters.put_off and not (len(passing) and self._concerns_any(passing)):
             return
         with self.lock:
             self.ledger.drop_needs(entry)
@@ -193,6 +193,11 @@ class Eviction(Transfers):
                     self.counters.leaving_bytes += leaving
                     self._note_places(batch, placed=False)
                 await self._give_back(leftovers, leaving, entry, batch)
+
+    def _concerns_any(self, passing: Ordinals) -> bool:
+        """Whether any of these tiles, which a request holds, is primary, or needed by another one that may fetch it."""
+        with self.lock:
+            return bool(self.table.is_resident(passing).any() or (self.ledger.needed[passing] > 1).any())
 
     def _droppable(self, ordinals: Ordinals, put_off: bool) -> Ordinals:
         """Resident tiles that nobody holds; those that data requests need may be put off. Under the lock.
