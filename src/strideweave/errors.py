@@ -22,7 +22,7 @@ values for code that does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,6 +43,14 @@ __all__ = [
     "StaleGraphError",
     "TileConflictError",
 ]
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def _remade(kind: type[E], args: tuple[Any, ...]) -> E:
+    """Make an error that is copied or unpickled; its attributes come after, and its constructor is not called."""
+    return kind.__new__(kind, *args)
 
 
 class ReleasedError(RuntimeError):
@@ -80,6 +88,9 @@ class PendingWorkError(RuntimeError):
         super().__init__(message)
         self.pending = pending
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (type(self), self.args), self.__dict__
+
 
 class TileConflictError(RuntimeError):
     """A request met unfinished work on a common tile; nothing was changed and nothing waits.
@@ -87,7 +98,8 @@ class TileConflictError(RuntimeError):
     Attributes:
         tiles: the tiles on which the two collide.
         holder: the kind of the unfinished request and its age, such as ``"evict_async, 0.012 s old"``.
-        free: a handle that ends, with ``None``, when those tiles are free.
+        free: a handle that ends, with ``None``, when those tiles are free. That of a copy, as another process may
+            get it, has failed with a RuntimeError.
     """
 
     def __init__(self, message: str, *, tiles: TileSet, holder: str, free: AwaitResult[None]) -> None:
@@ -95,6 +107,20 @@ class TileConflictError(RuntimeError):
         self.tiles = tiles
         self.holder = holder
         self.free = free
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        others = {name: value for name, value in self.__dict__.items() if name != "free"}
+        return _remade_conflict, (type(self), self.args, type(self.free)), others
+
+
+def _remade_conflict(
+    kind: type[TileConflictError], args: tuple[Any, ...], handle: type[AwaitResult[None]]
+) -> TileConflictError:
+    error = _remade(kind, args)
+    error.free = handle.failed(
+        RuntimeError("this error is a copy: only the one that was raised knows when the tiles are free")
+    )
+    return error
 
 
 _MOST_SHOWN = 600  # characters of one value in a message; what a file holds may be of any length
@@ -157,6 +183,9 @@ class FormatError(ValueError):
             [] if wanted is None and found is None else [f" (wanted {_shown(wanted)}, found {_shown(found)})"]
         )
         super().__init__(", ".join(place) + f": {_shown(message)}" + "".join(differs))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (type(self), self.args), self.__dict__
 
 
 class FileChangedError(FormatError):

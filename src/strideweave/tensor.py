@@ -13,6 +13,7 @@ from strideweave.layout.int_tuple import as_integer
 from strideweave.operations import contraction, elementwise, views
 from strideweave.operations.operand import Operand, Storage
 from strideweave.runtime.await_result import AwaitResult
+from strideweave.runtime.uncopied import Uncopied
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -28,7 +29,7 @@ __all__ = ["Tensor"]
 _PROCESSOR = (1, 0)  # kDLCPU, as DLPack numbers devices
 
 
-class Tensor(Operand):
+class Tensor(Uncopied, Operand):
     """A view of a carrier's slots as an array: coordinate ``c`` lies in slot ``offset + layout(c)``.
 
     A Tensor is cheap: views share the carrier, and no value is copied when one is made. ``shape`` is a
@@ -48,6 +49,8 @@ class Tensor(Operand):
     """
 
     __slots__ = ("__weakref__", "_carrier", "_grad", "_grad_fn", "_layout", "_offset", "_requires_grad")
+
+    _instead = "detach() gives another view of its carrier, numpy(copy=True) the values"
 
     # NumPy's own operators give way to the reflected ones below instead of converting to an array.
     __array_priority__ = 1000

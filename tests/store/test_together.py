@@ -136,6 +136,23 @@ def test_a_forked_child_reads_and_cannot_write(store, values, opened, write_back
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_is_not_told_that_the_store_is_durable(store, opened):
+    """There is nothing to write, but what the parent has written is not the child's to vouch for."""
+    carrier = opened(store, "r+").carrier
+    assert not carrier.dirty_tiles
+
+    def child():
+        try:
+            carrier.flush(durable=True)
+        except PermissionError:
+            return True
+        return False
+
+    assert in_a_forked_child(child)
+    carrier.flush(durable=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_forked_child_does_not_hold_the_lock_of_its_parent(store):
     tensor = open_store(store, "r+")
     ready, go = os.pipe(), os.pipe()

@@ -10,6 +10,7 @@ from weakref import ref
 from strideweave.errors import StaleGraphError
 from strideweave.operations.definition import RESULT, Operand, Pullback
 from strideweave.operations.pullbacks import fit
+from strideweave.runtime.uncopied import Uncopied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -52,7 +53,7 @@ class _Saved(NamedTuple):
     version: int
 
 
-class Node:
+class Node(Uncopied):
     """How one result came about, and the way back (contract).
 
     Args:
@@ -67,6 +68,8 @@ class Node:
     """
 
     __slots__ = ("_inputs", "_name", "_pullback", "_saved", "_used")
+
+    _instead = "it leads back to the very tensors it was made from, once"
 
     def __init__(
         self,

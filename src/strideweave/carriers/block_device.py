@@ -15,6 +15,7 @@ from strideweave.flags import as_flag
 from strideweave.io.devices import HeldDevice
 from strideweave.io.extents import ExtentPool
 from strideweave.layout.int_tuple import as_integer
+from strideweave.runtime.uncopied import Uncopied
 
 if TYPE_CHECKING:
     import os
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["BlockDevice", "BlockDeviceCarrier"]
 
 
-class BlockDevice:
+class BlockDevice(Uncopied):
     """A block device, or a regular file in the place of one, that carriers get their storage from.
 
     Everything on it is overwritten as carriers come and go: nothing says afterwards what lay where. It is held by
@@ -55,6 +56,8 @@ class BlockDevice:
         FileNotFoundError: nothing is there, and ``size`` was not given.
         OSError: somebody else holds it (``EBUSY``), or the system refused; with the path.
     """
+
+    _instead = "it alone holds its device: pass on the path, and open that once this one is closed"
 
     def __init__(
         self,

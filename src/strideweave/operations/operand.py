@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from strideweave.runtime.uncopied import Uncopied
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["Operand", "Storage"]
 
 
-class Storage(ABC):
+class Storage(Uncopied, ABC):
     """A one-dimensional sequence of slots that a tensor can stand on."""
+
+    _instead = "it has its storage to itself: pass on the values, or the path of a file or store"
 
     #: Among operands on several classes, the operation is asked of the one with the highest.
     _dispatch_priority: ClassVar[int] = 0

@@ -21,6 +21,7 @@ from anyio.lowlevel import checkpoint, current_token
 
 from strideweave.runtime.locks import holds_short_lock, short_lock
 from strideweave.runtime.thread_role import park_daemon_thread, this_thread
+from strideweave.runtime.uncopied import Uncopied
 from strideweave.runtime.wake_ups import current_task, wake_ups_of
 
 if TYPE_CHECKING:
@@ -40,8 +41,11 @@ class DroppedAtExit(RuntimeError):  # noqa: N818  an event, told to very few
     def __init__(self) -> None:
         super().__init__("the request was dropped because the interpreter is exiting")
 
+    def __reduce__(self) -> tuple[type[DroppedAtExit], tuple[()], dict[str, Any]]:
+        return type(self), (), self.__dict__
 
-class AwaitResult(Awaitable[T_co], Generic[T_co]):
+
+class AwaitResult(Uncopied, Awaitable[T_co], Generic[T_co]):
     """The handle of one request, which ends in exactly one outcome: a value or an exception.
 
     Contract: *every observation returns the same object or raises the same exception object;
@@ -53,6 +57,8 @@ class AwaitResult(Awaitable[T_co], Generic[T_co]):
     """
 
     __slots__ = ("__weakref__", "_done", "_exception", "_traceback", "_value", "_wakers")
+
+    _instead = "it is the handle of one request: call wait() or await it, and pass on what that gives"
 
     def __init__(self) -> None:
         self._done = False

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 from strideweave.runtime.locks import short_lock
+from strideweave.runtime.uncopied import Uncopied
 
 __all__ = ["OneCarrier", "begin_serving", "end_serving"]
 
 
-class OneCarrier:
+class OneCarrier(Uncopied):
     """The base of what serves one carrier at a time.
 
     The carrier is held weakly: one that is dropped without a word does not keep the policy, nor the policy it.
     """
 
+    _instead = "it serves one carrier: make another one"
+
     _served: weakref.ref[object] | None = None
-
-    def __reduce__(self) -> Any:
-        """Refuse to be copied or pickled; a subclass that knows how to make its like says how.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError(
-            f"{self!r} cannot be copied or pickled, since it serves one carrier; make another one"
-        )
 
     def _require_free(self, carrier: object = None) -> None:
         """Refuse to serve a carrier, or one that is about to be made, beside another.
