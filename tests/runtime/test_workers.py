@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from functools import partial
+from queue import SimpleQueue
 
 import anyio
 import anyio.lowlevel
@@ -13,7 +14,7 @@ import pytest
 
 from strideweave.runtime import AwaitResult, TaskScope, WorkerPool, current_runtime, run_jobs, worker_count
 from strideweave.runtime import workers as workers_module
-from strideweave.runtime.workers import share_bytes
+from strideweave.runtime.workers import _Worker, share_bytes
 
 pytestmark = pytest.mark.anyio
 
@@ -132,9 +133,19 @@ async def test_a_batch_does_not_wait_for_a_worker_that_is_busy_otherwise():
 
 def affinity_of_two(monkeypatch):
     """Make believe that there are two processors; gives what threads are told about theirs."""
-    told = []
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
-    monkeypatch.setattr(os, "sched_setaffinity", lambda *one: told.append(one), raising=False)
+    told, places = [], {}
+
+    def key(thread):
+        return thread or threading.get_native_id()
+
+    def place(thread, processors):
+        told.append((thread, processors))
+        places[key(thread)] = processors
+
+    monkeypatch.setattr(
+        os, "sched_getaffinity", lambda thread: places.get(key(thread), {3, 5}), raising=False
+    )
+    monkeypatch.setattr(os, "sched_setaffinity", place, raising=False)
     return told
 
 
@@ -145,6 +156,38 @@ def test_workers_wake_on_a_processor_each_and_may_then_use_all(monkeypatch):
     pool.shutdown()
     placed = [(worker.native_id, {place}) for worker, place in zip(pool._threads, (3, 5), strict=True)]
     assert told == [*placed, (0, {3, 5}), (0, {3, 5})]
+
+
+@pytest.mark.parametrize("left", [3, 5])
+def test_a_worker_that_somebody_else_has_placed_stays_there(left, monkeypatch):
+    """``taskset --all-tasks`` of a process whose workers sleep, each on its place, which may be the very one."""
+    affinity_of_two(monkeypatch)
+    calls = SimpleQueue()
+    worker = _Worker(calls, 0)
+    worker.start()
+    worker.wake_on(3, {3, 5})
+    for thread in (threading.get_native_id(), worker.native_id):
+        os.sched_setaffinity(thread, {left})
+    calls.put(int)
+    calls.put(None)
+    worker.join()
+    assert os.sched_getaffinity(worker.native_id) == {left}
+
+
+def test_a_worker_is_let_free_however_often_it_was_placed(monkeypatch):
+    affinity_of_two(monkeypatch)
+    calls, found = SimpleQueue(), []
+    worker = _Worker(calls, 0)
+    worker.start()
+    for places in ([3], [3, 3], [3, 5], [5, 3, 3]):
+        for place in places:
+            worker.wake_on(place, {3, 5})
+        woken = threading.Event()
+        calls.put(lambda woken=woken: (found.append(os.sched_getaffinity(0)), woken.set()))
+        woken.wait()
+    calls.put(None)
+    worker.join()
+    assert found == [{3, 5}] * 4
 
 
 @pytest.mark.parametrize("processors", [{3}, {3, 5, 6}, {1, 2}])

@@ -160,32 +160,42 @@ class _Worker(threading.Thread):
     def __init__(self, calls: SimpleQueue[Callable[[], object] | None], number: int) -> None:
         super().__init__(name=f"strideweave-worker-{number}", daemon=True)
         self._calls = calls
-        self._usable: set[int] | None = None  # processors it may use once it is awake, if fewer until then
+        self._placing = threading.Lock()
+        self._place: int | None = None  # the processor that it is to wake up on
+        self._placed_by = 0  # the thread whose processors it may use once it is awake
 
     def run(self) -> None:
         """Work."""
         forbid_waiting()
         while (call := self._calls.get()) is not None:
-            usable, self._usable = self._usable, None
-            if usable is not None:
-                with suppress(OSError):  # none of them is left
-                    os.sched_setaffinity(0, usable)
+            if self._place is not None:
+                self._let_free()
             call()
             del call  # while this thread sleeps it must not keep the last call's arrays alive
 
-    def wake_on(self, processor: int) -> None:
-        """Have the worker wake up on one of the processors that it may use; awake, it may use all of them again."""
-        usable, thread = self._usable, self.native_id
+    def wake_on(self, processor: int, usable: set[int]) -> None:
+        """Have the worker wake up on a processor; awake, it may use all of them again that the calling thread may.
+
+        Args:
+            processor: one of ``usable``.
+            usable: those of the calling thread; a worker that has others stays as it is.
+        """
+        thread = self.native_id
         if thread is None:  # it has not begun, and 0 would be the calling thread
             return
-        try:
-            if usable is None:
-                usable = os.sched_getaffinity(thread)
-            if processor in usable:
-                os.sched_setaffinity(thread, {processor})
-                self._usable = usable  # last: what has woken meanwhile is let free the next time
-        except OSError:  # the thread has ended, or somebody has taken the processor away
-            return
+        with suppress(OSError), self._placing:  # the thread has ended, or the processor has been taken away
+            if self._place is None and os.sched_getaffinity(thread) != usable:
+                return
+            os.sched_setaffinity(thread, {processor})
+            self._place, self._placed_by = processor, threading.get_native_id()
+
+    def _let_free(self) -> None:
+        with suppress(OSError), self._placing:  # none of the processors is left
+            place, self._place = self._place, None
+            if os.sched_getaffinity(0) == {
+                place
+            }:  # else somebody else has placed it meanwhile, as taskset does
+                os.sched_setaffinity(0, os.sched_getaffinity(self._placed_by))
 
 
 def _spread(workers: Sequence[_Worker]) -> None:
@@ -199,7 +209,7 @@ def _spread(workers: Sequence[_Worker]) -> None:
     processors = os.sched_getaffinity(0)
     if len(processors) == len(workers) > 1:
         for worker, processor in zip(workers, sorted(processors), strict=True):
-            worker.wake_on(processor)
+            worker.wake_on(processor, processors)
 
 
 class _Batch:
