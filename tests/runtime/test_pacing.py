@@ -124,3 +124,36 @@ def test_others_are_woken_at_once_where_no_loop_of_the_runtime_runs(clock, woken
     wake_ups.wake(future())
     assert rings == [1, 1]
     assert this_thread.put_off is None
+
+
+def test_a_caller_s_loop_that_cannot_be_woken_ends_neither_the_runtime_s_nor_the_wait_of_others(
+    selector, woken, caplog
+):
+    class Broken:
+        def call_soon_threadsafe(self, *_):
+            raise OSError("bad file descriptor")
+
+    wake_ups, future, rings = woken
+    broken = Broken()
+    for each in (WakeUps(broken, counter=False), wake_ups, WakeUps(broken, counter=False)):
+        each.wake(future())
+    selector.select(1e-9)
+    assert rings == [1]
+    assert [record.message for record in caplog.records] == [
+        "the loop of a caller whose request has ended could not be woken"
+    ] * 2
+    assert this_thread.put_off == []
+
+
+def test_what_is_put_off_while_others_are_woken_is_not_lost(selector, woken):
+    """A finalizer may end a request at any statement."""
+    wake_ups, future, rings = woken
+
+    class Interrupted:
+        def call_soon_threadsafe(self, *_):
+            wake_ups.wake(future())
+
+    interrupted = Interrupted()
+    WakeUps(interrupted, counter=False).wake(future())
+    selector.select(1e-9)
+    assert rings == [1]

@@ -8,6 +8,7 @@ caller's loop could be late by much more than that. A nap is long enough for the
 from __future__ import annotations
 
 import asyncio
+import logging
 import selectors
 import time
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from strideweave.runtime.inbox import Inbox
 
 __all__ = ["PacedSelector", "paced_loop"]
+
+_logger = logging.getLogger("strideweave")
 
 BUSY_SECONDS = 0.002
 """How long the loop works before it naps, and wakes those whose requests have ended."""
@@ -69,9 +72,12 @@ class PacedSelector(selectors.DefaultSelector):
         return ready
 
     def _wake_others(self) -> None:
-        for ring in self._put_off:
-            ring()
-        self._put_off.clear()
+        while self._put_off:  # a finalizer may put off another one at any statement
+            ring = self._put_off.pop()
+            try:
+                ring()
+            except Exception:  # whatever it is, it belongs to one caller's loop and must not end this one
+                _logger.exception("the loop of a caller whose request has ended could not be woken")
 
     def close(self) -> None:
         """Close the selector, as the base does; what still ends in this thread wakes others at once."""
