@@ -429,6 +429,31 @@ def test_the_bound_follows_the_limits_of_the_process(monkeypatch: pytest.MonkeyP
     assert RecyclingPool().statistics().limit_bytes <= 10 * MIB
 
 
+GROUPS = {
+    "second generation": ("0::/app.slice/app.service\n", "app.slice/memory.max"),
+    "the group itself": ("0::/app.slice/app.service\n", "app.slice/app.service/memory.max"),
+    "inside of a container": ("0::/\n", "memory.max"),
+    "first generation": ("3:cpuset:/\n4:cpu,memory:/a:b/c\n0::/\n", "memory/a:b/memory.limit_in_bytes"),
+    "a container that sees itself only": ("4:memory:/docker/0f\n", "memory/memory.limit_in_bytes"),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_the_bound_follows_the_limit_of_any_group_that_the_process_is_in(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups, place = GROUPS[name]
+    (tmp_path / "groups").write_text(groups)
+    limit = tmp_path / place
+    limit.parent.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(recycling_pool, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(recycling_pool, "_GROUP_LIMITS", tmp_path)
+    limit.write_text("max\n")
+    assert RecyclingPool().statistics().limit_bytes > 10 * MIB
+    limit.write_text(f"{160 * MIB}\n")
+    assert RecyclingPool().statistics().limit_bytes == 10 * MIB
+
+
 def test_statistics_and_trim_of_a_process_start_nothing() -> None:
     program = (
         "import threading\n"

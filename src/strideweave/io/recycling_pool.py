@@ -47,7 +47,8 @@ LENT_SECONDS = 30.0
 """Memory that is in use for longer is not recycled: it goes back to the system when its last view dies."""
 
 _TICK_SECONDS = 1.0  # how often a pool that has lent or holds something looks what has become of it
-_CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_GROUPS = Path("/proc/self/cgroup")  # which groups this process is in, one a line
+_GROUP_LIMITS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,10 +408,31 @@ def _memory_limits() -> Iterator[int]:
         soft, _ = resource.getrlimit(limit)
         if soft != resource.RLIM_INFINITY:
             yield soft
-    for path in _CONTAINER_LIMITS:
+    for path in _group_limits():
         try:
-            text = Path(path).read_text(encoding="ascii").strip()
-        except OSError:  # no container, or another generation of them
+            text = path.read_text(encoding="ascii").strip()
+        except (
+            OSError
+        ):  # none here: the root has no limit, and a container does not see the groups that it is in
             continue
         if text.isdecimal():  # else "max"
             yield int(text)
+
+
+def _group_limits() -> Iterator[Path]:
+    """The files that may hold a limit of this process's control groups, each group and those that it is in."""
+    try:
+        groups = _GROUPS.read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return
+    for line in groups:
+        _, kinds, group = line.split(":", 2)
+        if "memory" in kinds.split(","):
+            root, limit = _GROUP_LIMITS / "memory", "memory.limit_in_bytes"
+        elif not kinds:  # the second generation, which has one tree for all kinds
+            root, limit = _GROUP_LIMITS, "memory.max"
+        else:
+            continue
+        place = Path(group.lstrip("/"))
+        for one in (place, *place.parents):
+            yield root / one / limit
