@@ -192,9 +192,7 @@ class _Worker(threading.Thread):
     def _let_free(self) -> None:
         with suppress(OSError), self._placing:  # none of the processors is left
             place, self._place = self._place, None
-            if os.sched_getaffinity(0) == {
-                place
-            }:  # else somebody else has placed it meanwhile, as taskset does
+            if os.sched_getaffinity(0) == {place}:  # else it was placed by somebody else, as by taskset
                 os.sched_setaffinity(0, os.sched_getaffinity(self._placed_by))
 
 

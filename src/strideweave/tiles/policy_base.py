@@ -51,7 +51,8 @@ class PolicyStatistics:
 class ShippedPolicy(OneCarrier):
     """The base of every shipped policy; a subclass decides in ``_decide``.
 
-    A copy, or what is unpickled, is a new policy with the same bound that serves nobody and remembers nothing.
+    A copy, or what is unpickled, is a new policy with the same bound that serves nobody and remembers nothing. A
+    subclass whose constructor takes something else has a ``__reduce__`` of its own.
 
     Subclasses have constructors of their own, so that an error about their arguments names them.
 
