@@ -179,10 +179,9 @@ class FormatError(ValueError):
         place += [] if tensor is None else [f"tensor {_shown(repr(tensor))}"]
         place += [] if self.tile is None else [f"tile {self.tile}"]
         place += [] if offset is None else [f"offset {offset}"]
-        differs = (
-            [] if wanted is None and found is None else [f" (wanted {_shown(wanted)}, found {_shown(found)})"]
-        )
-        super().__init__(", ".join(place) + f": {_shown(message)}" + "".join(differs))
+        known = (("wanted", wanted), ("found", found))
+        differs = ", ".join([f"{what} {_shown(value)}" for what, value in known if value is not None])
+        super().__init__(", ".join(place) + f": {_shown(message)}" + (f" ({differs})" if differs else ""))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remade, (type(self), self.args), self.__dict__

@@ -521,6 +521,20 @@ def test_an_error_is_short_and_can_be_printed_whatever_the_file_says(files, make
     assert len(said) < 3000
 
 
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (npy_file(described(shape=2)), "none negative (found 2)"),
+        (tensor_file(header=b'{"t":1,"t":1}'), "'t' twice (wanted distinct keys)"),
+        (npy_file(described(descr="|V4")), "to say which (wanted a dtype of 4 bytes)"),
+    ],
+)
+def test_an_error_says_nothing_of_what_is_not_known(files, make, said):
+    with pytest.raises(FormatError) as caught:
+        open_tiled(make(files))
+    assert str(caught.value).endswith(said)
+
+
 def test_names_that_an_error_lists_are_short(files):
     path = files.safetensors("m.safetensors", {n * 5000: np.zeros(2, np.float32) for n in "ab"})
     with pytest.raises(ValueError, match=r"a'\.\.\., 'bb") as caught:

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,6 +78,14 @@ def test_every_trace_survives_its_file(tmp_path_factory, requests):
     assert Trace.load(str(path)) == trace
 
 
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    extents = np.array([4, 3]), np.array([2, 2])
+    trace = Trace(*extents, np.int64(16), [TraceRequest("scatter", tiles(1))])
+    assert trace == trace_of([1], purpose="scatter")
+    trace.save(tmp_path / "run.trace")
+    assert Trace.load(tmp_path / "run.trace") == trace
+
+
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "run.trace"
     trace_of([0]).save(path)
@@ -123,11 +132,27 @@ def test_what_is_no_regular_file_is_written_to_and_stays(tmp_path):
         (((4, 2.5), (2, 2), 16), TypeError, "2.5"),
         (((4, 3), (2, 2), 16, [TraceRequest("scatter", TileSet([(4, 0)]))]), ValueError, "outside the grid"),
         (((4, 3), (2, 2), 16, [TraceRequest("scatter", TileSet([(1,)]))]), ValueError, "rank"),
+        (((4, 3), (2, 2), 16, "abc"), TypeError, "requests must be TraceRequests, found str"),
+        (((4, 3), (2, 2), 16, [TileSet()]), TypeError, "requests must be TraceRequests, found TileSet"),
     ],
 )
 def test_what_is_no_trace_is_refused(arguments, error, said):
     with pytest.raises(error, match=said):
         Trace(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "required", "error", "said"),
+    [
+        (None, TileSet(), TypeError, "purpose of a TraceRequest must be a str, found NoneType"),
+        (b"scatter", TileSet(), TypeError, "purpose of a TraceRequest must be a str, found bytes"),
+        ("", TileSet(), ValueError, "purpose of a TraceRequest must not be empty"),
+        ("scatter", [(0, 0)], TypeError, "tiles of a TraceRequest must be a TileSet, found list"),
+    ],
+)
+def test_a_request_that_no_file_could_keep_is_refused(purpose, required, error, said):
+    with pytest.raises(error, match=said):
+        TraceRequest(purpose, required)
 
 
 REQUEST = '{"purpose": "projection", "tiles": [1]}'

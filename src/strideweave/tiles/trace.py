@@ -47,10 +47,22 @@ class TraceRequest:
     Attributes:
         purpose: what the request was for, such as ``"projection"``; see `ResidencyPolicy.plan`.
         tiles: the tiles that it required.
+
+    Raises:
+        TypeError: ``purpose`` is no text, or ``tiles`` no TileSet.
+        ValueError: ``purpose`` is empty.
     """
 
     purpose: str
     tiles: TileSet
+
+    def __post_init__(self) -> None:
+        for name, kind in (("purpose", str), ("tiles", TileSet)):
+            if not isinstance(getattr(self, name), kind):
+                found = type(getattr(self, name)).__name__
+                raise TypeError(f"{name} of a TraceRequest must be a {kind.__name__}, found {found}")
+        if not self.purpose:
+            raise ValueError("purpose of a TraceRequest must not be empty")
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ class Trace:
         requests: the requests.
 
     Raises:
-        TypeError: a shape or ``tile_bytes`` is not made of integers.
+        TypeError: a shape or ``tile_bytes`` is not made of integers, or ``requests`` not of TraceRequests.
         ValueError: the shapes make no grid, a tile has no bytes, or a request's tiles do not fit the grid.
     """
 
@@ -74,16 +86,19 @@ class Trace:
     requests: tuple[TraceRequest, ...] = ()
 
     def __post_init__(self) -> None:
-        grid = self.grid
-        if as_integer(self.tile_bytes, "tile_bytes") <= 0:
-            raise ValueError(f"a tile has at least one byte, got tile_bytes={self.tile_bytes}")
+        grid, tile_bytes = self.grid, as_integer(self.tile_bytes, "tile_bytes")
+        if tile_bytes <= 0:
+            raise ValueError(f"a tile has at least one byte, got tile_bytes={tile_bytes}")
         for name, plain in (
             ("grid_shape", grid.grid_shape),
             ("tile_shape", grid.tile_shape),
+            ("tile_bytes", tile_bytes),
             ("requests", tuple(self.requests)),
         ):
             object.__setattr__(self, name, plain)  # frozen for its users; here they become plain once
         for request in self.requests:
+            if not isinstance(request, TraceRequest):
+                raise TypeError(f"requests must be TraceRequests, found {type(request).__name__}")
             request.tiles.bind(grid)
 
     @cached_property
