@@ -279,3 +279,13 @@ def test_output_that_cannot_be_written_is_one_line_and_2(array: Path, command: l
     (line,) = ended.stderr.splitlines()
     assert ended.returncode == 2
     assert b"No space left" in line
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize(
+    "command", [["inspect", "missing"], ["no-such-command"], ["inspect", "--no-such-option"]]
+)
+def test_an_error_that_cannot_be_written_keeps_its_status(command: list[str]):
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run([*PROGRAM, *command], stdout=full, stderr=full, check=False)
+    assert ended.returncode == 2

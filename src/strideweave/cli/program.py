@@ -80,8 +80,11 @@ class _Program(TyperGroup):
 
 
 def complain(command: str, error: object) -> None:
-    """Print one line about what went wrong."""
-    print(f"{command}: {printable(_in_one_line(error))}", file=sys.stderr, flush=True)
+    """Print one line about what went wrong; where that cannot be written either, the exit status alone says it."""
+    try:
+        print(f"{command}: {printable(_in_one_line(error))}", file=sys.stderr, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # so that the last flush does not fail again
 
 
 def help_of(command: Callable[..., object]) -> str:
