@@ -12,6 +12,7 @@ import weakref
 
 import pytest
 
+from interruptions import interrupted_everywhere
 from strideweave import BlockDevice, BlockDeviceStatistics, DType
 from strideweave.io.files import OpenFile
 
@@ -258,3 +259,35 @@ def test_a_file_system_without_locks_is_an_error_with_the_path(disk, monkeypatch
         BlockDevice(disk, size=MIB)
     assert (caught.value.errno, caught.value.filename) == (errno.ENOLCK, str(disk))
     assert not disk.exists()
+
+
+def test_a_device_whose_close_was_interrupted_can_be_opened_again(disk):
+    devices = []
+
+    def begin():
+        devices.append(BlockDevice(disk, size=MIB))
+        return devices[-1].close
+
+    for _ in interrupted_everywhere(begin):
+        devices[-1].close()
+        BlockDevice(disk).close()
+
+
+def test_a_release_that_is_interrupted_while_the_device_clears_gives_the_extent_back(disk, monkeypatch):
+    device = BlockDevice(disk, size=MIB)
+    carrier = device.allocate(1024)
+    cleared, discard = [], device._held.discard
+
+    def interrupted(*extent):
+        cleared.append(extent)
+        if len(cleared) == 1:
+            raise KeyboardInterrupt
+        discard(*extent)
+
+    monkeypatch.setattr(device._held, "discard", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        carrier.release()
+    assert cleared == [(0, 4096)] * 2
+    assert carrier.is_released()
+    assert device.statistics().extents == 0
+    device.close()

@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 
+from interruptions import interrupted_everywhere
 from processes import in_a_forked_child
 from strideweave import TileSet, save_tiled, tiled
 from strideweave.store import open_store, tile_files, verify_tiles
@@ -210,3 +211,16 @@ async def test_a_store_serves_callers_in_any_loop(store, values, opened):
     await carrier.evict_async(TileSet([(2, 0), (1, 0)]))
     values[4:6, 0:4] = values[2:4, 0:4]
     assert np.array_equal(opened(store).numpy(), values)
+
+
+def test_a_store_whose_release_was_interrupted_can_be_opened_again(store):
+    opened = []
+
+    def begin():
+        opened.append(open_store(store, "r+").carrier)
+        return opened[-1].release
+
+    for place in interrupted_everywhere(begin):
+        opened[-1].release()
+        assert opened[-1].secondary.is_released(), place
+        open_store(store, "r+").carrier.release()

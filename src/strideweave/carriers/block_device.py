@@ -296,8 +296,13 @@ class BlockDeviceCarrier(FileCarrier):
             self._device._held.discard(base + start * width, slots * width)
 
     def _free_storage(self) -> None:
-        if self._finalizer is not None:
-            self._finalizer()
+        if self._finalizer is None or self._extent is None or not self._finalizer.alive:
+            return
+        self._device._held.discard(
+            *self._extent
+        )  # takes long, and a finalizer that was interrupted runs no more
+        if self._finalizer.detach() is not None:
+            self._device._pool.give(self._extent)
 
 
 def _positive(value: object, name: str) -> int:

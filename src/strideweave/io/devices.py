@@ -13,7 +13,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from strideweave.io.file_lock import lock, unlock_and_close
+from strideweave.io.file_lock import lock, unlock, unlock_and_close
 from strideweave.io.files import ALIGNMENT, OpenFile
 
 if TYPE_CHECKING:
@@ -118,7 +118,11 @@ class HeldDevice:
     def close(self) -> None:
         """Let go of it; idempotent. What a forked child has inherited stays open there."""
         self.file.close()
-        self._let_go()
+        if self._let_go.alive:
+            unlock(
+                self._claim, self._process
+            )  # by itself, since a finalizer that was interrupted runs no more
+            self._let_go()
 
     def is_inherited(self) -> bool:
         """Whether the parent of this process opened it."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["is_still_at", "lock", "unlock_and_close"]
+__all__ = ["is_still_at", "lock", "unlock", "unlock_and_close"]
 
 
 def lock(number: int, path: str) -> bool:
@@ -35,8 +35,8 @@ def lock(number: int, path: str) -> bool:
     return True
 
 
-def unlock_and_close(number: int, process: int) -> None:
-    """Let others lock a file and close it; in a forked child it is only closed, since its parent has the lock.
+def unlock(number: int, process: int) -> None:
+    """Let others lock a file, as often as one likes; in a forked child nothing happens, since its parent has the lock.
 
     Args:
         number: the file's descriptor.
@@ -44,7 +44,12 @@ def unlock_and_close(number: int, process: int) -> None:
     """
     if process == os.getpid():
         with suppress(OSError):
-            fcntl.flock(number, fcntl.LOCK_UN)  # or it would last as long as a forked child has the file open
+            fcntl.flock(number, fcntl.LOCK_UN)
+
+
+def unlock_and_close(number: int, process: int) -> None:
+    """``unlock`` a file and close it: the lock would last as long as a forked child has the file open."""
+    unlock(number, process)
     os.close(number)
 
 
