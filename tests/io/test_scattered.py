@@ -70,6 +70,19 @@ def test_pieces_of_one_array_are_copied_together_whatever_their_size(chosen, nby
     np.testing.assert_array_equal(copied, np.concatenate([pieces[which] for which in chosen]))
 
 
+@pytest.mark.parametrize("nbytes", [PAGE, 64 * PAGE])
+def test_no_pieces_are_copied_where_none_are_asked_for(nbytes):
+    array = mapped(4 * nbytes, 0)
+    _, addresses = pieces_of([array], nbytes // 4)
+    memory = ScatteredMemory.of(addresses, nbytes, array.dtype, array)
+    none = np.array([], np.int64)
+    for out in (np.zeros(0, array.dtype), array[8:8]):
+        memory.copy(none, out)
+        assert memory.jobs(none, out, PAGE) == []
+    with pytest.raises(ValueError, match="cannot reshape"):
+        memory.copy(none, np.zeros(8, array.dtype))
+
+
 def test_jobs_have_about_the_size_asked_for():
     array = mapped(64 * PAGE, 0)
     _, addresses = pieces_of([array], 4 * PAGE // 4)

@@ -137,9 +137,9 @@ class ScatteredMemory:
             piece, rest = np.divmod(np.arange(start, stop), self._per_piece)
             rows = firsts[piece] + rest
         first = address_of(self._range)
-        if first < address_of(out) < first + self._range.nbytes:
+        if len(rows) and first < address_of(out) < first + self._range.nbytes:
             # NumPy takes all that lies between the pieces for the source, and would buffer the output.
             np.concatenate([self._range[row] for row in rows.tolist()], out=out, casting="no")
             return
         # 'raise', the default, would buffer it too; these rows are there.
-        self._range.take(rows, 0, out.reshape(stop - start, -1), "clip")
+        self._range.take(rows, 0, out.reshape(stop - start, self._range.shape[1]), "clip")
