@@ -135,6 +135,15 @@ def test_arange_is_numpy_arange(arguments):
     assert (made.dtype.numpy, made.tolist()) == (expected.dtype, expected.tolist())
 
 
+@pytest.mark.parametrize("number", [None, "5", [5], 5j, sw.asarray(5)])
+@pytest.mark.parametrize(("name", "others"), [("start", {}), ("start", {"stop": 9}), ("step", {"start": 9})])
+def test_arange_names_what_is_no_number(name, others, number):
+    with pytest.raises(
+        TypeError, match=f"{name} of arange must be a real number, found {type(number).__name__}"
+    ):
+        sw.arange(**others, **{name: number})
+
+
 def test_arange_converts_to_a_dtype():
     assert sw.arange(4, dtype=DType.BFloat16).tolist() == [0.0, 1.0, 2.0, 3.0]
     assert sw.arange(126, 128, dtype=DType.Int8).tolist() == [126, 127]

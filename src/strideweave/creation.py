@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,6 +115,9 @@ def arange(
         ValueError, ZeroDivisionError: ``step`` is NaN or zero.
         OverflowError: a number does not fit.
     """
+    for name, number in (("start", start), ("stop", 0 if stop is None else stop), ("step", step)):
+        if not isinstance(number, Real | np.generic | np.ndarray):
+            raise TypeError(f"{name} of arange must be a real number, found {type(number).__name__}")
     numbers = np.arange(start, stop, step) if stop is not None else np.arange(0, start, step)
     chosen = _checked(dtype) or DType.from_numpy(numbers.dtype)
     for end in numbers[:1], numbers[-1:]:  # monotonic, so the ends speak for all
