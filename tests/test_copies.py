@@ -37,6 +37,7 @@ def block_device(directory):
 
 
 def opened_store(directory, mode):
+    pytest.importorskip("xxhash")
     sw.save_tiled(sw.tiled(VALUES, (1, 4)), directory / "store")
     return sw.open_tiled(directory / "store", mode=mode)
 
