@@ -144,6 +144,15 @@ def test_arange_names_what_is_no_number(name, others, number):
         sw.arange(**others, **{name: number})
 
 
+@pytest.mark.parametrize("wrong", [list(range(10**6)), "x" * 10**6])
+def test_an_error_about_an_extent_is_short_whatever_it_is(wrong):
+    with pytest.raises(
+        TypeError, match=f"an extent must be an integer, got .* of type {type(wrong).__name__}"
+    ) as caught:
+        sw.zeros([wrong])
+    assert len(str(caught.value)) < 300
+
+
 def test_arange_converts_to_a_dtype():
     assert sw.arange(4, dtype=DType.BFloat16).tolist() == [0.0, 1.0, 2.0, 3.0]
     assert sw.arange(126, 128, dtype=DType.Int8).tolist() == [126, 127]

@@ -33,7 +33,8 @@ def as_integer(value: object, what: str) -> int:
     try:
         return index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(f"{what} must be an integer, got {value!r} of type {type(value).__name__}") from None
+        shown = f"{value!r:.200}"  # it may be a list of millions
+        raise TypeError(f"{what} must be an integer, got {shown} of type {type(value).__name__}") from None
 
 
 def as_int_tuple(value: object, what: str) -> IntTuple:
