@@ -13,7 +13,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from strideweave.io.file_lock import lock, unlock, unlock_and_close
+from strideweave.io.file_lock import let_go, lock, unlock_and_close
 from strideweave.io.files import ALIGNMENT, OpenFile
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ class HeldDevice:
         if not os.path.sameopenfile(claim, self.file.fd):
             raise OSError(errno.EBUSY, "something else was put in its place while it was opened", path)
         # Last: until here the caller closes it, if this raises.
-        self._let_go = weakref.finalize(self, unlock_and_close, claim, self._process)
-        self._let_go.atexit = False  # pending work may still use it; the system closes it after that
+        self._finalizer = weakref.finalize(self, unlock_and_close, claim, self._process)
+        self._finalizer.atexit = False  # pending work may still use it; the system closes it after that
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, direct: bool, size: int | None) -> Self:
@@ -118,11 +118,7 @@ class HeldDevice:
     def close(self) -> None:
         """Let go of it; idempotent. What a forked child has inherited stays open there."""
         self.file.close()
-        if self._let_go.alive:
-            unlock(
-                self._claim, self._process
-            )  # by itself, since a finalizer that was interrupted runs no more
-            self._let_go()
+        let_go(self._finalizer)
 
     def is_inherited(self) -> bool:
         """Whether the parent of this process opened it."""

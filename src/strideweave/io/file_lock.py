@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["is_still_at", "lock", "unlock", "unlock_and_close"]
+__all__ = ["is_still_at", "let_go", "lock", "unlock_and_close"]
 
 
 def lock(number: int, path: str) -> bool:
@@ -35,22 +36,32 @@ def lock(number: int, path: str) -> bool:
     return True
 
 
-def unlock(number: int, process: int) -> None:
-    """Let others lock a file, as often as one likes; in a forked child nothing happens, since its parent has the lock.
+def unlock_and_close(number: int, process: int) -> None:
+    """Let others lock a file and close it, which alone would not do while a forked child has it open.
 
     Args:
         number: the file's descriptor.
-        process: the number of the process that locked it.
+        process: the number of the process that locked it; in a forked child the lock stays, since its parent has it.
     """
+    _unlock(number, process)
+    os.close(number)
+
+
+def let_go(finalizer: weakref.finalize[..., Any]) -> None:
+    """Have a finalizer that is to ``unlock_and_close`` a file do so now.
+
+    Idempotent, and done to its end by another call where it was interrupted.
+    """
+    found = finalizer.peek()
+    if found is not None:
+        _unlock(*found[2])  # by itself, since a finalizer that was interrupted runs no more
+        finalizer()
+
+
+def _unlock(number: int, process: int) -> None:
     if process == os.getpid():
         with suppress(OSError):
             fcntl.flock(number, fcntl.LOCK_UN)
-
-
-def unlock_and_close(number: int, process: int) -> None:
-    """``unlock`` a file and close it: the lock would last as long as a forked child has the file open."""
-    unlock(number, process)
-    os.close(number)
 
 
 def is_still_at(number: int, path: Path) -> bool:

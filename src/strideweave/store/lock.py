@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from strideweave.io.file_lock import is_still_at, lock, unlock, unlock_and_close
+from strideweave.io.file_lock import is_still_at, let_go, lock, unlock_and_close
 
 __all__ = ["WriterLock"]
 
@@ -35,8 +35,7 @@ class WriterLock:
     def __init__(self, path: str) -> None:
         self.path = path
         number = _locked(path)
-        self._locked = number, os.getpid()
-        self._finalizer = weakref.finalize(self, unlock_and_close, *self._locked)
+        self._finalizer = weakref.finalize(self, unlock_and_close, number, os.getpid())
         self._finalizer.atexit = False  # unfinished writes may still go on; the system unlocks after them
         # Hooks stay for ever; this one keeps nothing alive.
         os.register_at_fork(after_in_child=partial(_leave_to_parent, weakref.ref(self)))
@@ -44,9 +43,7 @@ class WriterLock:
 
     def close(self) -> None:
         """Let others write; idempotent, and done to its end by another call where it was interrupted."""
-        if self._finalizer.alive:
-            unlock(*self._locked)  # by itself, since a finalizer that was interrupted runs no more
-            self._finalizer()
+        let_go(self._finalizer)
 
     def _say_who(self, number: int) -> None:
         try:
