@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from strideweave.carriers.base import Carrier
 from strideweave.errors import OwnershipError, ReleasedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from strideweave.dtype import DType
 
@@ -50,6 +50,18 @@ class DependentCarrier(Carrier):
             if not complete:
                 for carrier in carriers:
                     carrier._abandon(self._token)
+
+    @contextmanager
+    def _owning(self, *carriers: Carrier) -> Iterator[None]:
+        """Claim carriers as ``_own`` does, for the rest of a constructor: where that raises, they are let go again."""
+        self._own(*carriers)
+        complete = False
+        try:
+            yield
+            complete = True
+        finally:
+            if not complete:
+                self._give_back()
 
     def _retire(self, *carriers: Carrier) -> list[Carrier]:
         """End children, all of them or none, and forget them; those that had ended already are passed over.

@@ -122,14 +122,8 @@ class Evictable(DependentCarrier):
         self._evicted = False
         self._transition: _Transition | None = None
         self._evictions = self._promotions = 0
-        self._own(primary, secondary)
-        complete = False
-        try:
+        with self._owning(primary, secondary):
             self._capabilities = primary.operation_capabilities() if capabilities is None else capabilities
-            complete = True
-        finally:
-            if not complete:
-                self._give_back()
 
     def _around(self, primary: Carrier) -> Self:
         """A hierarchy of this kind around a fresh primary tier, which may be empty: an operation's result."""

@@ -84,9 +84,7 @@ class TileHierarchy(DependentCarrier):
         self._policy = residency_policy
         self._placed: tuple[object, int, TilePlacement] | None = None
         self._compacted: tuple[TilePlacement, tuple[int, ...], CompactGeometry] | None = None
-        self._own(primary, secondary)
-        complete = False
-        try:
+        with self._owning(primary, secondary):
             start = starting_location(primary, secondary, grid)  # again: an empty tier may have been filled
             kind = AdoptedStore if start is Location.PRIMARY else SlabStore
             recycle = RECYCLE_BYTES if limit is None else warm_bytes(limit, grid.tile_size * itemsize)
@@ -102,10 +100,6 @@ class TileHierarchy(DependentCarrier):
                 memory_limit=limit,
             )
             begin_serving(residency_policy, self)
-            complete = True
-        finally:
-            if not complete:
-                self._give_back()
 
     # Geometry and tiers
 
