@@ -298,9 +298,8 @@ class BlockDeviceCarrier(FileCarrier):
     def _free_storage(self) -> None:
         if self._finalizer is None or self._extent is None or not self._finalizer.alive:
             return
-        self._device._held.discard(
-            *self._extent
-        )  # takes long, and a finalizer that was interrupted runs no more
+        # By itself, since it takes long, and a finalizer that was interrupted runs no more.
+        self._device._held.discard(*self._extent)
         if self._finalizer.detach() is not None:
             self._device._pool.give(self._extent)
 

@@ -205,9 +205,8 @@ class CPU(MemoryCarrier):
     def _discard(self, start: int, slots: int) -> None:
         self._require_live()
         if self._owns_memory:
-            memory = (
-                self._live_slots()
-            )  # held to the end: what is advised must not be somebody else's by then
+            # Held to the end: what is advised must not be somebody else's by then.
+            memory = self._live_slots()
             address, width = memory.ctypes.data, self._dtype.itemsize
             if not self._discarded_bytes and memory.nbytes >= HUGE_BYTES:
                 # Else the kernel would, some day, fill up the huge page that the rest lies in.

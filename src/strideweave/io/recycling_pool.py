@@ -411,9 +411,7 @@ def _memory_limits() -> Iterator[int]:
     for path in _group_limits():
         try:
             text = path.read_text(encoding="ascii").strip()
-        except (
-            OSError
-        ):  # none here: the root has no limit, and a container does not see the groups that it is in
+        except OSError:  # the root has no limit, and a container does not see the groups that it is in
             continue
         if text.isdecimal():  # else "max"
             yield int(text)

@@ -171,9 +171,8 @@ class Ring:
         self._sq_head, self._sq_tail = words[sq.head // 4 :][:1], words[sq.tail // 4 :][:1]
         self._sq_flags = words[sq.fifth // 4 :][:1]
         self._cq_head, self._cq_tail = words[cq.head // 4 :][:1], words[cq.tail // 4 :][:1]
-        words[sq.seventh // 4 :][: self._entries] = np.arange(
-            self._entries
-        )  # entry i always stands at place i
+        # Entry i always stands at place i.
+        words[sq.seventh // 4 :][: self._entries] = np.arange(self._entries)
         self._submissions = np.frombuffer(submissions, SUBMISSION, self._entries)
         self._completions = np.frombuffer(rings, COMPLETION, self._depth, cq.sixth)
 

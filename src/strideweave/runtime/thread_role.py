@@ -13,9 +13,8 @@ class _ThreadRole(threading.local):
     """What the calling thread may do."""
 
     waiting_forbidden = False  # True where blocking for a request could never end
-    put_off: list[Callable[[], object]] | None = (
-        None  # calls that can wait until a busy loop rests; None: none can
-    )
+    # Calls that can wait until a busy loop rests; None: none can.
+    put_off: list[Callable[[], object]] | None = None
 
 
 this_thread = _ThreadRole()

@@ -83,9 +83,8 @@ class Admission:
         self._classes = classes
         self.unit = np.dtype(f"u{prototype.dtype().itemsize}")
         self._passages: dict[int, Passage] = {}
-        self._provisional: set[int] = (
-            set()
-        )  # fetched by one request only, whose failure takes them away again
+        # Fetched by one request only, whose failure takes them away again.
+        self._provisional: set[int] = set()
 
     def enter_data(self, entry: LedgerEntry, plan: RequestPlan) -> None:
         """Admit a data request, a new one, or raise; ``leave`` undoes what was interrupted.

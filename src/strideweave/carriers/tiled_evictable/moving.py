@@ -167,9 +167,8 @@ class _Arrival:
 
         async def overwrite() -> None:
             with traffic.lock:
-                table.commit_fill(
-                    kept
-                )  # already: a failure may have changed them, and then nothing else has that
+                # Already: a failure may have changed them, and then nothing else has that.
+                table.commit_fill(kept)
                 for tier in {tier for tier, _ in traffic.primary.places(kept)}:
                     note_change(tier)
             for batch in traffic._batches(kept):
@@ -217,9 +216,8 @@ class _Arrival:
         traffic, table, entry = self.traffic, self.traffic.table, self.move.entry
         resident = wave[table.is_resident(wave)]
         with traffic.lock:
-            table.commit_fill(
-                resident
-            )  # while the write goes on, nothing but their place has a value of theirs
+            # While the write goes on, nothing but their place has a value of theirs.
+            table.commit_fill(resident)
             transfers = traffic._transfers(by_carrier(places), traffic.secondary.write_places(wave))
         await traffic._transfer(transfers, inbound=False)
         with traffic.lock:

@@ -93,9 +93,8 @@ class SlabStore:
         # A place is a number, slab * per_slab + row.
         self._place: Ordinals = np.full(grid.tile_count, -1, np.int64)
         self._address: Ordinals = np.empty(grid.tile_count, np.int64)  # of each tile that has a place
-        self._warm: Ordinals = np.empty(
-            0, np.int64
-        )  # free places whose pages are there; the end is the warmest
+        # Free places whose pages are there; the end is the warmest.
+        self._warm: Ordinals = np.empty(0, np.int64)
         self._roomy: dict[int, None] = {}  # slabs with cold places
         self._exact = exact  # what is given back goes to the system, not to the next result
         self._scratch = False

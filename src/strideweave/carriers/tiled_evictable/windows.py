@@ -44,9 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TiledSource", "Window", "part_of"]
 
-_MOST_ADJACENT = (
-    64  # of more tiles nobody asks whether they lie one after the other; they are small, and copied
-)
+# Of more tiles nobody asks whether they lie one after the other; they are small, and copied.
+_MOST_ADJACENT = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
