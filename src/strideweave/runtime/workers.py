@@ -23,6 +23,7 @@ from anyio.lowlevel import checkpoint
 from strideweave.runtime.await_result import AwaitResult
 from strideweave.runtime.event_loop import current_runtime
 from strideweave.runtime.thread_role import forbid_waiting
+from strideweave.runtime.time_slice import ask_for_long_turns
 
 __all__ = ["INLINE_BYTES", "WorkerPool", "run_jobs", "share_bytes", "worker_count"]
 
@@ -167,6 +168,7 @@ class _Worker(threading.Thread):
     def run(self) -> None:
         """Work."""
         forbid_waiting()
+        ask_for_long_turns()  # the callers' loops are to go first
         while (call := self._calls.get()) is not None:
             if self._place is not None:
                 self._let_free()
