@@ -153,14 +153,14 @@ def test_files_past_the_cache_are_not_tried(path, file):
 def test_the_ring_has_what_is_missing_and_nothing_else(file, monkeypatch, nbytes, count):
     """Of one loop's batch, small or large."""
     engine, handed = UringEngine(), []
-    real = uring._call
+    real = uring.system_call
 
     def call(number, *arguments):
         if number == 426:
             handed.append(arguments[1])
         return real(number, *arguments)
 
-    monkeypatch.setattr(uring, "_call", call)
+    monkeypatch.setattr(uring, "system_call", call)
     engine._read_cached = cached_but(())
     batch = batch_of(file, nbytes, count)
     asyncio.run(engine.read(batch))

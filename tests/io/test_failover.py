@@ -40,7 +40,7 @@ def refuse(monkeypatch):
     """Have the kernel refuse every entry into a ring but the first ones, until told to stop."""
 
     def begin(code, after=0):
-        real, entered = uring._call, [0]
+        real, entered = uring.system_call, [0]
         patch = pytest.MonkeyPatch()
 
         def call(number, *arguments):
@@ -50,7 +50,7 @@ def refuse(monkeypatch):
                     raise OSError(code, os.strerror(code))
             return real(number, *arguments)
 
-        patch.setattr(uring, "_call", call)
+        patch.setattr(uring, "system_call", call)
         patches.append(patch)
         return patch.undo
 

@@ -124,7 +124,7 @@ def test_what_the_kernel_could_not_take_yet_stays_prepared(ring, monkeypatch, co
 
     ring.prepare(entries(3))
     with monkeypatch.context() as patch:
-        patch.setattr(uring, "_call", refuse)
+        patch.setattr(uring, "system_call", refuse)
         assert not ring.enter()
     assert (ring.queued, ring.in_flight) == (3, 3)
     assert ring.enter(3)
@@ -137,7 +137,7 @@ def test_what_the_kernel_will_never_take_can_be_withdrawn(ring, monkeypatch):
 
     ring.prepare(entries(3, 5))
     with monkeypatch.context() as patch:
-        patch.setattr(uring, "_call", refuse)
+        patch.setattr(uring, "system_call", refuse)
         with pytest.raises(OSError, match="no"):
             ring.enter()
     assert ring.withdraw().tolist() == [5, 6, 7]
@@ -172,21 +172,21 @@ def test_closing_gives_the_descriptors_back():
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS, errno.ENOMEM])
 def test_a_kernel_that_refuses_one_of_the_calls_is_found_out(monkeypatch, number, code):
     before = descriptors()
-    real = uring._call
+    real = uring.system_call
 
     def call(which, *arguments):
         if which == number:
             raise OSError(code, os.strerror(code))
         return real(which, *arguments)
 
-    monkeypatch.setattr(uring, "_call", call)
+    monkeypatch.setattr(uring, "system_call", call)
     assert errno.errorcode[code] in why_unavailable()
     assert descriptors() == before
 
 
 def test_a_kernel_without_the_operations_that_move_bytes_is_found_out(monkeypatch):
     before = descriptors()
-    real = uring._call
+    real = uring.system_call
 
     def call(which, *arguments):
         result = real(which, *arguments)
@@ -194,7 +194,7 @@ def test_a_kernel_without_the_operations_that_move_bytes_is_found_out(monkeypatc
             arguments[1]._obj.features &= 0b111  # those of Linux 5.5
         return result
 
-    monkeypatch.setattr(uring, "_call", call)
+    monkeypatch.setattr(uring, "system_call", call)
     assert "older than Linux 5.6" in why_unavailable()
     assert descriptors() == before
 

@@ -168,7 +168,7 @@ def test_a_small_ring_takes_large_batches_in_turns(big, tampered, entries):
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.EBUSY])
 def test_a_kernel_short_of_memory_is_asked_again(big, tampered, monkeypatch, code):
     engine = tampered(lambda count, result: result)
-    real, refusals = uring._call, [0]
+    real, refusals = uring.system_call, [0]
 
     def call(number, *arguments):
         if number == 426 and refusals[0] < 5:
@@ -176,7 +176,7 @@ def test_a_kernel_short_of_memory_is_asked_again(big, tampered, monkeypatch, cod
             raise OSError(code, os.strerror(code))
         return real(number, *arguments)
 
-    monkeypatch.setattr(uring, "_call", call)
+    monkeypatch.setattr(uring, "system_call", call)
     spans = tiles_of(big, range(0, 64, 2), 4096)
     run(engine, spans)
     check(spans)
@@ -187,7 +187,7 @@ def test_a_kernel_short_of_memory_is_asked_again(big, tampered, monkeypatch, cod
 @pytest.mark.parametrize("taken", [1, 5])
 def test_a_kernel_that_took_a_part_is_asked_again_for_the_rest(big, tampered, monkeypatch, code, taken):
     engine = tampered(lambda count, result: result)
-    real, calls = uring._call, [0]
+    real, calls = uring.system_call, [0]
 
     def call(number, fd, count, *arguments):
         calls[0] += 1
@@ -195,7 +195,7 @@ def test_a_kernel_that_took_a_part_is_asked_again_for_the_rest(big, tampered, mo
             raise OSError(code, os.strerror(code))
         return real(number, fd, taken if calls[0] == 1 else count, *arguments)
 
-    monkeypatch.setattr(uring, "_call", call)
+    monkeypatch.setattr(uring, "system_call", call)
     spans = tiles_of(big, range(0, 16, 2), 4096)
 
     async def main():
@@ -214,7 +214,7 @@ def test_a_kernel_that_took_a_part_is_asked_again_for_the_rest(big, tampered, mo
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_a_kernel_that_takes_no_more_ends_the_batches_and_not_the_engine(big, tampered, monkeypatch, after):
     engine = tampered(lambda count, result: result)
-    real, calls = uring._call, [0]
+    real, calls = uring.system_call, [0]
 
     def call(number, *arguments):
         calls[0] += number == 426
@@ -228,7 +228,7 @@ def test_a_kernel_that_takes_no_more_ends_the_batches_and_not_the_engine(big, ta
         return await asyncio.gather(*(engine.read(batch) for batch in batches), return_exceptions=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(uring, "_call", call)
+        patch.setattr(uring, "system_call", call)
         found = asyncio.run(main())
     assert all(isinstance(error, OSError) and "a filter came" in str(error) for error in found)
     assert [error.filename for error in found] == [big.path, big.path]

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from strideweave.runtime import time_slice
+from strideweave.runtime.system_call import system_call
 from strideweave.runtime.time_slice import LONG_TURN_NANOSECONDS, ask_for_long_turns
 from strideweave.runtime.workers import WorkerPool
 
@@ -42,7 +43,7 @@ class Attributes(NamedTuple):
 def attributes() -> Attributes:
     """Of the calling thread."""
     found = ctypes.create_string_buffer(48)
-    assert ctypes.CDLL(None).syscall(_GET_ATTRIBUTES[platform.machine()], 0, found, 48, 0) == 0
+    system_call(_GET_ATTRIBUTES[platform.machine()], 0, found, 48, 0)
     return Attributes(*struct.unpack("=IIQiIQQQ", found.raw))
 
 

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strideweave.runtime.system_call import system_call
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -98,30 +100,6 @@ class _Parameters(ctypes.Structure):
     )
 
 
-def _system_call() -> Any:
-    function = ctypes.CDLL(None, use_errno=True).syscall
-    function.restype = ctypes.c_long
-    return function
-
-
-_CALL = _system_call() if sys.platform.startswith("linux") else None
-
-
-def _call(number: int, *arguments: Any) -> int:
-    """Make a system call; the interpreter's lock is free meanwhile.
-
-    Raises:
-        OSError: the kernel refused.
-    """
-    if _CALL is None:
-        raise OSError(errno.ENOSYS, "io_uring is a part of Linux")
-    result: int = _CALL(number, *arguments)
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
-
-
 class Ring:
     """The two rings of one io_uring, and an eventfd that tells of completions.
 
@@ -139,7 +117,7 @@ class Ring:
         self.fd = self.event_fd = -1
         self.in_flight = 0
         parameters = _Parameters(flags=_SETUP_CLAMP)
-        self.fd = _call(_SETUP, entries, ctypes.byref(parameters))
+        self.fd = system_call(_SETUP, entries, ctypes.byref(parameters))
         complete = False
         try:
             needed = _FEATURE_SINGLE_MMAP | _FEATURE_NODROP | _FEATURE_CURRENT_POSITION
@@ -148,7 +126,7 @@ class Ring:
             self._map(parameters)
             self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             number = ctypes.c_int(self.event_fd)
-            _call(_REGISTER, self.fd, _REGISTER_EVENTFD, ctypes.byref(number), 1)
+            system_call(_REGISTER, self.fd, _REGISTER_EVENTFD, ctypes.byref(number), 1)
             complete = True
         finally:
             if not complete:
@@ -221,7 +199,7 @@ class Ring:
         """
         flags = _ENTER_GETEVENTS if wait or self.is_overflown else 0
         try:
-            _call(_ENTER, self.fd, self.queued, wait, flags, None, 0)
+            system_call(_ENTER, self.fd, self.queued, wait, flags, None, 0)
         except OSError as error:
             if error.errno not in (errno.EINTR, errno.EAGAIN, errno.EBUSY):
                 raise

@@ -7,12 +7,13 @@ has no less of the processors for it: its turns are fewer and longer.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import struct
 import sys
 from types import MappingProxyType
+
+from strideweave.runtime.system_call import system_call
 
 __all__ = ["LONG_TURN_NANOSECONDS", "ask_for_long_turns"]
 
@@ -35,9 +36,13 @@ def ask_for_long_turns() -> bool:
     Returns:
         Whether the system took the wish; an older one takes it and does nothing. A filter of system calls may refuse.
     """
-    number = _SET_ATTRIBUTES.get(platform.machine()) if sys.platform == "linux" else None
+    number = _SET_ATTRIBUTES.get(platform.machine())
     if number is None or sys.maxsize < 1 << 32:  # the numbers are those of 64-bit programs
         return False
     nice = os.getpriority(os.PRIO_PROCESS, 0)  # of the thread, on Linux
     wish = _ATTRIBUTES.pack(_ATTRIBUTES.size, 0, _KEEP_POLICY, nice, 0, LONG_TURN_NANOSECONDS, 0, 0)
-    return bool(ctypes.CDLL(None).syscall(number, 0, wish, 0) == 0)
+    try:
+        system_call(number, 0, wish, 0)
+    except OSError:
+        return False
+    return True
