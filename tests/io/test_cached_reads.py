@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 
 import anyio
@@ -187,18 +188,81 @@ def test_a_small_batch_that_is_there_is_read_at_once_and_counted(file, make):
     engine.close()
 
 
+def refusing(*offsets):
+    """The system call, of which what lies at some offsets is not in the page cache."""
+
+    def preadv(number, buffers, offset):
+        if offset in offsets:
+            raise BlockingIOError
+        return os.preadv(number, buffers, offset)
+
+    return preadv
+
+
 def test_what_would_have_to_wait_or_is_large_or_is_wrong_is_not_read_at_once(file, path):
-    tally, direct = EngineTally(), OpenFile.open(path, direct=True)
+    tally, direct, closed = EngineTally(), OpenFile.open(path, direct=True), OpenFile.open(path)
+    beyond = SpanBlock(file, np.array([8 * MIB - 10]), np.zeros(100, np.uint8), np.array([0]), 100)
     batches = [
         batch_of(file, 4096, INLINE_SPANS + 1),
         batch_of(file, INLINE_CACHED_BYTES // 2 + 1, 2),
         batch_of(file, 4096, 0),
-        [FileSpan(file, 8 * MIB - 10, np.zeros(100, np.uint8))],  # ends early
+        SpanBatch([beyond]),  # ends early
+        batch_of(closed, 4096, 4),
         *([batch_of(direct, 4096, 4)] if direct.is_direct else []),
     ]
+    closed.close()
     for batch in batches:
-        assert not read_at_once(batch, tally, cached_but(()))
-    missing = batch_of(file, 4096, 4)
-    assert not read_at_once(missing, tally, cached_but({3 * 8192}))
-    assert not read_at_once(missing, tally, cached_but({0}))
+        assert not read_at_once(batch, tally, os.preadv)
+    for missing in (0, 3 * 8192):
+        assert not read_at_once(batch_of(file, 4096, 4), tally, refusing(missing))
     assert tally.now == EngineStatistics()
+
+
+def test_a_block_that_is_there_only_in_part_is_counted_as_far_as_it_was_read(file):
+    assert not read_at_once(batch_of(file, 4096, 4), EngineTally(), refusing(3 * 8192))
+    now = file.statistics()
+    assert (now.reads, now.bytes_read) == (3, 3 * 4096)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "starts", "calls"),
+    [
+        ([0, 10, 20], [0, 10, 20], 1),  # neighbours on both sides
+        ([0, 10, 20], [20, 10, 0], 3),  # in the file only
+        ([20, 10, 0], [0, 10, 20], 3),  # in memory only
+        ([40, 50, 0, 10, 90], [0, 10, 20, 30, 40], 3),
+        ([7], [3], 1),
+    ],
+)
+def test_neighbours_are_read_together(file, offsets, starts, calls):
+    memory, made = np.zeros(64, np.uint8), []
+
+    def preadv(*arguments):
+        made.append(arguments)
+        return os.preadv(*arguments)
+
+    tally = EngineTally()
+    assert read_at_once(
+        SpanBatch([SpanBlock(file, np.array(offsets), memory, np.array(starts), 10)]), tally, preadv
+    )
+    assert len(made) == calls == file.statistics().reads
+    wanted = np.zeros(64, np.uint8)
+    for offset, start in zip(offsets, starts, strict=True):
+        wanted[start : start + 10] = CONTENT[offset : offset + 10]
+    assert np.array_equal(memory, wanted)
+    assert tally.now == EngineStatistics(batches=1, spans=len(offsets), bytes_read=10 * len(offsets))
+
+
+def test_what_was_dropped_from_the_page_cache_is_left_or_read_whole(file):
+    """By the system's own call: some file systems drop nothing, and some systems have no such call."""
+    read_spans(batch_of(file, 4096, 16))
+    assert read_at_once(batch_of(file, 4096, 16), EngineTally()) == hasattr(os, "RWF_NOWAIT")
+    if hasattr(os, "posix_fadvise"):
+        os.fsync(file.fd)
+        os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    batch, tally = batch_of(file, 4096, 16), EngineTally()
+    if read_at_once(batch, tally):
+        check(batch)
+        assert tally.now.bytes_read == 16 * 4096
+    else:
+        assert tally.now == EngineStatistics()

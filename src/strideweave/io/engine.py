@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from strideweave.io.aiofiles_engine import AiofilesEngine
-from strideweave.io.positioned import FileSpan, ShortFileError
+from strideweave.io.positioned import FileSpan, ShortFileError, SpanBatch
 from strideweave.io.statistics import EngineStatistics
 from strideweave.io.thread_engine import ThreadEngine
 from strideweave.io.uring import why_unavailable
@@ -63,7 +63,7 @@ class Engine(Protocol):
         Of several errors the first is raised, with a note on each other one; buffers are then partly filled.
         """
 
-    def read_at_once(self, spans: Sequence[FileSpan]) -> bool:
+    def read_at_once(self, batch: SpanBatch) -> bool:
         """Fill the buffers of a small batch that is in the page cache, in the loop, without waiting for anything.
 
         Returns:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 from strideweave.io.buffers import address_of
@@ -38,6 +37,7 @@ __all__ = [
     "SpanBlock",
     "failure",
     "files_of",
+    "preadv_cached",
     "raise_first",
     "read_cached_spans",
     "read_spans",
@@ -73,8 +73,7 @@ class FileSpan(NamedTuple):
     buffer: NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SpanBlock:
+class SpanBlock(NamedTuple):
     """Many spans of one length between one file and one memory, as arrays instead of objects.
 
     Attributes:
@@ -121,15 +120,9 @@ class SpanBatch(Sequence[FileSpan]):
         return list(self)[index]
 
     def __iter__(self) -> Iterator[FileSpan]:
-        for file, offsets, memory, starts, nbytes in map(_fields, self.blocks):
+        for file, offsets, memory, starts, nbytes in self.blocks:
             for offset, start in zip(offsets.tolist(), starts.tolist(), strict=True):
                 yield FileSpan(file, offset, memory[start : start + nbytes])
-
-
-def _fields(
-    block: SpanBlock,
-) -> tuple[OpenFile, NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64], int]:
-    return block.file, block.offsets, block.memory, block.starts, block.nbytes
 
 
 def files_of(spans: Sequence[FileSpan]) -> list[OpenFile]:
@@ -177,13 +170,14 @@ def read_spans(spans: Sequence[FileSpan], preadv: SystemCall = os.preadv) -> Non
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # Linux has it
 
 
-def _preadv_cached(number: int, buffers: list[Any], offset: int) -> int:
+def preadv_cached(number: int, buffers: list[Any], offset: int) -> int:
+    """Read what is in the page cache; an ``OSError`` where the call would have to wait, or could not tell."""
     if _NOWAIT is None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
     return os.preadv(number, buffers, offset, _NOWAIT)
 
 
-def read_cached_spans(spans: Sequence[FileSpan], preadv: SystemCall = _preadv_cached) -> int:
+def read_cached_spans(spans: Sequence[FileSpan], preadv: SystemCall = preadv_cached) -> int:
     """Fill the buffers of spans in order for as long as that needs no waiting for a device.
 
     What is in the page cache is copied; at the first span of which something is not, or where the file system

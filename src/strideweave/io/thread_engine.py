@@ -13,6 +13,7 @@ from strideweave.io.positioned import (
     INLINE_CACHED_BYTES,
     INLINE_SPANS,
     FileSpan,
+    SpanBatch,
     read_cached_spans,
     write_spans,
 )
@@ -49,9 +50,9 @@ class ThreadEngine:
         """Fill the buffers of all spans; see :class:`strideweave.io.engine.Engine`."""
         await self._run(spans, read_spans_ahead, writing=False)
 
-    def read_at_once(self, spans: Sequence[FileSpan]) -> bool:
+    def read_at_once(self, batch: SpanBatch) -> bool:
         """Read what is small and in the page cache; see :class:`strideweave.io.engine.Engine`."""
-        return read_at_once(spans, self._tally, read_cached_spans)
+        return read_at_once(batch, self._tally)
 
     async def write(self, spans: Sequence[FileSpan]) -> None:
         """Write the buffers of all spans; see :class:`strideweave.io.engine.Engine`."""

@@ -99,10 +99,10 @@ class UringEngine:
         """Fill the buffers of all spans; see :class:`strideweave.io.engine.Engine`."""
         await self._run(spans, writing=False)
 
-    def read_at_once(self, spans: Sequence[FileSpan]) -> bool:
+    def read_at_once(self, batch: SpanBatch) -> bool:
         """Read what is small and in the page cache; see :class:`strideweave.io.engine.Engine`."""
         self._require_open()
-        return read_at_once(spans, self._tally, self._read_cached)
+        return read_at_once(batch, self._tally)
 
     async def write(self, spans: Sequence[FileSpan]) -> None:
         """Write the buffers of all spans; see :class:`strideweave.io.engine.Engine`."""

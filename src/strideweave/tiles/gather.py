@@ -365,7 +365,7 @@ class CompactGeometry:
             IndexError: the selection has no such position.
         """
         if len(positions) <= _FEW_TILES:
-            return np.array([self.start(int(position)) for position in positions], np.int64)
+            return np.array([self.start(position) for position in np.asarray(positions).tolist()], np.int64)
         rest = np.asarray(positions, np.int64)
         starts = np.full(len(rest), self._first, np.int64)
         for count, step in self._steps:

@@ -224,6 +224,16 @@ class Ledger:
         self._watchers = kept
         return freed
 
+    def shares_any(self, ordinals: Ordinals) -> bool:
+        """Tell whether more than one request needs any of some tiles."""
+        if len(ordinals) > _FEW_TILES:
+            return bool((self.needed[ordinals] > 1).any())
+        counts = self._counts
+        for ordinal in ordinals.tolist():  # noqa: SIM110  a generator takes twice as long
+            if counts[ordinal] > 1:
+                return True
+        return False
+
     def _need(self, ordinals: Ordinals, more: int) -> None:
         if len(ordinals) > _FEW_TILES:
             self.needed[ordinals] += more

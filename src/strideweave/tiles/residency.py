@@ -117,13 +117,18 @@ class ResidencyTable:
 
     def are_resident(self, ordinals: Ordinals) -> bool:
         """Tell whether the value of each of some tiles is in the primary tier."""
-        if self._resident == len(self._location):
-            return True
+        return self._resident == len(self._location) or self._are(ordinals, _PRIMARY)
+
+    def are_stored(self, ordinals: Ordinals) -> bool:
+        """Tell whether only the secondary tier has the value of each of some tiles."""
+        return self._are(ordinals, _SECONDARY)
+
+    def _are(self, ordinals: Ordinals, location: int) -> bool:
         if len(ordinals) > _FEW_TILES:
-            return bool((self._location[ordinals] == _PRIMARY).all())
+            return bool((self._location[ordinals] == location).all())
         cells = self._cells
         for ordinal in ordinals.tolist():  # noqa: SIM110  a generator takes twice as long
-            if cells[ordinal] != _PRIMARY:
+            if cells[ordinal] != location:
                 return False
         return True
 

@@ -48,7 +48,10 @@ class ResidencyPlan(Immutable):
     def _disjoint(cls, promote: TileSet, retain: TileSet, evict: TileSet) -> ResidencyPlan:
         """Make a plan of sets that are known to be disjoint."""
         plan = cls.__new__(cls)
-        plan._set(promote=promote, retain=retain, evict=evict)
+        put = object.__setattr__
+        put(plan, "promote", promote)
+        put(plan, "retain", retain)
+        put(plan, "evict", evict)
         return plan
 
     def __eq__(self, other: object) -> bool:

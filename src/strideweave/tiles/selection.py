@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 
 __all__ = ["TileSelection", "TileSet"]
 
+# Up to so many tiles are sorted as Python's numbers: an array lets go of the interpreter for as little as that, and
+# waits until it has it back.
+_FEW_TILES = 64
+
 
 class TileSelection(Immutable):
     """An ordered Cartesian product of tile coordinates: the tiles gathered into one compact Tensor.
@@ -140,7 +144,10 @@ class TileSelection(Immutable):
         """The selected tiles as a `TileSet`, their order forgotten (made on first use)."""
         made = self._tile_set
         if made is None:
-            made = TileSet._from_axes(tuple(map(ascending, self._axes)), len(self))
+            if self._bound is None:
+                made = TileSet._from_axes(tuple(map(ascending, self._axes)), len(self))
+            else:  # sorting numbers that are there takes less time than making them again
+                made = TileSet._from_ordinals(*self._bound)
             self._set(_tile_set=made)
         return made
 
@@ -215,12 +222,14 @@ class TileSet(Immutable):
     @classmethod
     def _from_ordinals(cls, grid: TileGrid, ordinals: Iterable[int] | NDArray[np.int64]) -> TileSet:
         """Make the set of these ordinals of ``grid``, in any order; trusted to be distinct and in range."""
-        if not isinstance(ordinals, np.ndarray):
-            array = np.array(sorted(ordinals), np.int64)
-        else:
+        if isinstance(ordinals, np.ndarray) and len(ordinals) > _FEW_TILES:
             array = np.array(ordinals, np.int64)  # a copy: the caller may go on writing to its own
-            if len(array) > 1 and not (array[1:] > array[:-1]).all():
+            if not (array[1:] > array[:-1]).all():
                 array.sort()
+        else:
+            array = np.array(
+                sorted(ordinals.tolist() if isinstance(ordinals, np.ndarray) else ordinals), np.int64
+            )
         return cls._make(None, (grid, read_only(array)), len(array))
 
     @classmethod

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, overload
 
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["Transfer", "TransferBatch", "TransferBlock", "checked_blocks", "checked_runs", "cut_runs"]
+
+_FEW_STARTS = 64  # up to this many, Python's numbers are compared in less time than two reductions take
 
 
 class Transfer(NamedTuple):
@@ -36,8 +37,7 @@ class Transfer(NamedTuple):
     slots: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TransferBlock:
+class TransferBlock(NamedTuple):
     """Many transfers of one length between two carriers, as arrays instead of objects.
 
     Attributes:
@@ -80,9 +80,8 @@ class TransferBatch(Sequence[Transfer]):
 
     def __iter__(self) -> Iterator[Transfer]:
         for block in self.blocks:
-            source, destination, slots = block.source, block.destination, block.slots
-            starts = zip(block.source_starts.tolist(), block.destination_starts.tolist(), strict=True)
-            for start, at in starts:
+            source, starts, destination, places, slots = block
+            for start, at in zip(starts.tolist(), places.tolist(), strict=True):
                 yield Transfer(source, start, destination, at, slots)
 
 
@@ -103,7 +102,10 @@ def checked_blocks(batch: TransferBatch) -> Sequence[TransferBlock]:
 
 
 def _lie_within(starts: NDArray[np.int64], last: int) -> bool:
-    return not len(starts) or bool(starts.min() >= 0 and starts.max() <= last)
+    if len(starts) > _FEW_STARTS:
+        return bool(starts.min() >= 0 and starts.max() <= last)
+    found = starts.tolist()
+    return not found or (min(found) >= 0 and max(found) <= last)
 
 
 def checked_runs(transfers: Sequence[Transfer]) -> list[Transfer]:

@@ -197,7 +197,9 @@ class Eviction(Transfers):
     def _concerns_any(self, passing: Ordinals) -> bool:
         """Whether any of these tiles, which a request holds, is primary, or needed by another one that may fetch it."""
         with self.lock:
-            return bool(self.table.is_resident(passing).any() or (self.ledger.needed[passing] > 1).any())
+            if not self.table.are_stored(passing) and self.table.is_resident(passing).any():
+                return True
+            return self.ledger.shares_any(passing)
 
     def _droppable(self, ordinals: Ordinals, put_off: bool) -> Ordinals:
         """Resident tiles that nobody holds; those that data requests need may be put off. Under the lock.

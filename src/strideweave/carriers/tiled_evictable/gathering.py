@@ -111,7 +111,6 @@ async def copy_streamed(
         target: a carrier in memory, whose first slots are the compact array.
         entry: the request, which has reserved the staging; only a memory limit asks for it.
     """
-    compact = target._bytes().view(traffic.unit)[: geometry.size]
     order: Ordinals | None = None
 
     def positions_of(wave: Ordinals) -> Ordinals:
@@ -126,6 +125,7 @@ async def copy_streamed(
         return target, geometry.starts(positions_of(wave))
 
     async def consume(wave: Ordinals, rows: list[Flat]) -> None:
+        compact = target._bytes().view(traffic.unit)[: geometry.size]
         at = positions_of(wave).tolist()
         nbytes = len(wave) * traffic.tile_bytes
         if nbytes > INLINE_BYTES:

@@ -278,25 +278,28 @@ class _Projection(Request):
         return compact if source is None else attach(compact, source.node())
 
     async def _gather(self, entry: LedgerEntry) -> Carrier:
-        traffic, geometry, required = self.traffic, self.geometry, self.plan.required
         at_hand, streamed = self._positions()
-        resident, places = (required, None) if len(at_hand) == len(required) else (required[at_hand], at_hand)
         if self.destination is None or not len(streamed):
             target = self._allocate() if self.destination is None else self._open_destination()
-            if len(at_hand):
-                await copy_resident(traffic, geometry, resident, places, self._flat(target))
-            if len(streamed):
-                await copy_streamed(traffic, geometry, required[streamed], streamed, target, entry=entry)
+            await self._fill(entry, target, at_hand, streamed)
             return target
         # A read may still fail, and a failed request leaves the destination's values as they were.
         with self._aside() as target:
-            compact = self._flat(target)
-            if len(at_hand):
-                await copy_resident(traffic, geometry, resident, places, compact)
-            await copy_streamed(traffic, geometry, required[streamed], streamed, target, entry=entry)
+            await self._fill(entry, target, at_hand, streamed)
             if not self.destination._take_over(target):
-                await traffic.copy([(self._flat(self._open_destination()), compact)])
+                await self.traffic.copy([(self._flat(self._open_destination()), self._flat(target))])
         return self.destination
+
+    async def _fill(self, entry: LedgerEntry, target: Carrier, at_hand: Ordinals, streamed: Ordinals) -> None:
+        """Copy tiles at these positions from the primary tier, and read those at the others past it."""
+        traffic, geometry, required = self.traffic, self.geometry, self.plan.required
+        if len(at_hand):
+            all_of_it = len(at_hand) == len(required)
+            resident, places = (required, None) if all_of_it else (required[at_hand], at_hand)
+            await copy_resident(traffic, geometry, resident, places, self._flat(target))
+        if len(streamed):
+            passing = required if len(streamed) == len(required) else required[streamed]
+            await copy_streamed(traffic, geometry, passing, streamed, target, entry=entry)
 
     @contextmanager
     def _aside(self) -> Iterator[Carrier]:

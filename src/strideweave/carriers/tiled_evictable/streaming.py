@@ -104,12 +104,12 @@ class Streaming(Transfers):
                 run of slots for each. Tiles that have to be read are then read to there, and not handed over.
             entry: the calling request, which has reserved its staging; only a memory limit asks for it.
         """
+        if landing is not None and self.table.are_stored(ordinals) and self._read_few(ordinals, landing):
+            count = len(ordinals)
+            self.count(misses=count, streamed=count, bytes_read=count * self.tile_bytes)
+            return
         at_hand = int(np.count_nonzero(self.table.is_resident(ordinals) | self.table.is_implicit(ordinals)))
         missing = len(ordinals) - at_hand
-        if not at_hand and landing is not None and self._read_few(ordinals, landing):
-            read = missing * self.tile_bytes
-            self.count(misses=missing, streamed=missing, bytes_read=read)
-            return
         missed: set[int] = set()
 
         async def hand_over(wave: Ordinals, rows: list[TileRow]) -> None:
