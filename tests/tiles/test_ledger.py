@@ -54,8 +54,11 @@ def test_few_tiles_and_many_are_counted_alike(ledger, count):
     entries = [enter_data(ledger, "project", asked) for _ in range(3)]
     assert ledger.needed.tolist()[10 - count : 10] == [3] * count
     assert ledger.needed.sum() == 3 * count
-    for entry in entries:
+    assert ledger.shares_any(asked) == (count > 0)
+    for entry in entries[1:]:
         ledger.leave(entry)
+    assert not ledger.shares_any(asked)
+    ledger.leave(entries[0])
     assert idle(ledger)
 
 

@@ -99,9 +99,11 @@ def test_few_tiles_and_many_are_judged_alike(count):
     asked = tiles(*range(63, 63 - count, -1))
     assert table.are_valid(asked)
     assert table.are_resident(asked) == (count == 0)
+    assert table.are_stored(asked)
     table.commit_promotion(asked)
     assert table.are_resident(asked)
     if count:
+        assert not table.are_stored(asked)
         table.commit_clean(asked)
         table.commit_drop(asked[-1:])
         assert not table.are_resident(asked)

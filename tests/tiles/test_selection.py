@@ -193,10 +193,12 @@ def test_selection_binds_to_the_ordinals_of_its_coordinates(case):
     assert selection.bind(grid).dtype == np.int64
 
 
-@given(bound_selections())
-def test_selection_tile_set_has_the_same_tiles_in_grid_order(case):
+@given(bound_selections(), st.booleans())
+def test_selection_tile_set_has_the_same_tiles_in_grid_order(case, bound_before):
     grid, per_axis = case
     selection = TileSelection(per_axis)
+    if bound_before:
+        selection.bind(grid)
     tiles = selection.tile_set
     assert tiles == TileSet(selection.coordinates)
     assert tiles.coordinates == TileSet(selection.coordinates).coordinates
@@ -209,6 +211,17 @@ def test_selection_of_many_tiles_binds_like_one_of_few():
     expected = [ordinal(coordinate, grid.grid_shape) for coordinate in selection.coordinates]
     assert selection.bind(grid).tolist() == expected
     assert selection.tile_set.bind(grid).tolist() == sorted(expected)
+
+
+@pytest.mark.parametrize("count", [1, 64, 65, 200])
+def test_a_set_of_a_bound_selection_can_be_bound_to_another_grid(count):
+    """Its ordinals are those of the first one."""
+    wide, tall = TileGrid((400, 2), (1, 1)), TileGrid((500, 3), (1, 1))
+    rows = np.random.default_rng(count).permutation(400)[:count].tolist()
+    selection = TileSelection([rows, [1]])
+    selection.bind(wide)
+    assert selection.tile_set.bind(tall).tolist() == sorted(500 + row for row in rows)
+    assert selection.bind(tall).tolist() == [500 + row for row in rows]
 
 
 @pytest.mark.parametrize(
