@@ -245,7 +245,7 @@ class UringEngine:
             if (slots == first).all():
                 self._answer(first, places, found["result"])
             else:
-                for slot in np.unique(slots).tolist():
+                for slot in sorted(set(slots.tolist())):
                     mine = slots == slot
                     self._answer(slot, places[mine], found["result"][mine])
 

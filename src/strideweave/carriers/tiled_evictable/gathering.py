@@ -118,8 +118,8 @@ async def copy_streamed(
         if wave is ordinals:  # as a few tiles are asked for: all at once
             return positions
         if order is None:
-            order = np.argsort(ordinals)
-        return positions[order[np.searchsorted(ordinals, wave, sorter=order)]]
+            order = ordinals.argsort()
+        return positions[order[ordinals.searchsorted(wave, sorter=order)]]
 
     def landing(wave: Ordinals) -> tuple[Carrier, Ordinals]:
         return target, geometry.starts(positions_of(wave))

@@ -15,7 +15,7 @@ from strideweave.carriers.tiled_evictable.passages import Passage, Staging, join
 from strideweave.carriers.tiled_evictable.store import Places, tile_rows
 from strideweave.carriers.tiled_evictable.transfers import Transfers
 from strideweave.io.positioned import INLINE_CACHED_BYTES
-from strideweave.tiles.coordinates import NO_ORDINALS
+from strideweave.tiles.coordinates import NO_ORDINALS, without
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -115,7 +115,7 @@ class Streaming(Transfers):
         async def hand_over(wave: Ordinals, rows: list[TileRow]) -> None:
             nonlocal ordinals
             await consume(wave, rows)
-            ordinals = ordinals[~np.isin(ordinals, wave)]
+            ordinals = without(ordinals, set(wave.tolist()))
 
         while len(ordinals):
             resident = ordinals[self.table.is_resident(ordinals)]
@@ -133,8 +133,7 @@ class Streaming(Transfers):
                     if len(mine) and landing is not None:
                         landed = await self._read_in_place(np.sort(mine), landing)
                         missed.update(landed.tolist())
-                        everything = len(landed) == len(ordinals)
-                        ordinals = ordinals[:0] if everything else ordinals[~np.isin(ordinals, landed)]
+                        ordinals = NO_ORDINALS if len(landed) == len(ordinals) else without(ordinals, missed)
                     elif len(mine):
                         await self._read_waves(entry, np.sort(mine), missed, hand_over)
                     for passage in arriving:
@@ -172,7 +171,9 @@ class Streaming(Transfers):
                 carrier, starts = landing(wave)
                 await self._read(wave, carrier, starts)
                 if passage.readers:
-                    shared = np.isin(wave, list(passage.wanted))
+                    shared = [
+                        place for place, ordinal in enumerate(wave.tolist()) if ordinal in passage.wanted
+                    ]
                     rows = self._rows_at(carrier, starts[shared])
                     # Whose place this is may write to it before the others have read.
                     if self.budget is None:
@@ -277,7 +278,7 @@ class Streaming(Transfers):
         missing = ordinals[~self.table.is_resident(ordinals)]
         if not self._passages:
             return missing
-        return np.array([ordinal for ordinal in missing.tolist() if ordinal not in self._passages], np.int64)
+        return without(missing, self._passages)
 
     async def _read(self, wave: Ordinals, carrier: Carrier, starts: Ordinals) -> None:
         """Read tiles from the secondary tier to these slots of a carrier."""
