@@ -48,7 +48,6 @@ class ResidencyPolicy(Protocol):
             required: the tiles whose values the request must be able to read or write.
             purpose: ``"operation"``, ``"projection"``, ``"scatter"`` or ``"backward"``.
         """
-        ...
 
 
 def check_policy(policy: object, name: str) -> None:
