@@ -6,6 +6,7 @@ import contextvars
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -186,13 +187,16 @@ def test_loops_that_come_and_go_leave_no_counter(make):
         loop.run_until_complete(main())
         loop.close()
 
-    run()
-    gc.collect()
-    before = open_counters()
-    for _ in range(20):
-        run()
-    gc.collect()
-    assert open_counters() <= before
+    def opened():
+        gc.collect()
+        before = open_counters()
+        for _ in range(20):
+            run()
+        gc.collect()
+        return open_counters() - before
+
+    with ThreadPoolExecutor(1) as thread:  # a new one, which goes on when its last loop has closed
+        assert thread.submit(opened).result() == 0
 
 
 @counted

@@ -16,9 +16,12 @@ import threading
 import weakref
 from collections import deque
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strideweave.runtime.thread_role import this_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["WakeUps", "current_task", "wake_ups_of"]
 
@@ -119,11 +122,15 @@ class WakeUps:
                 loop.call_soon(self._deliver)
 
 
+def _none() -> None:
+    """The wake-ups of no loop."""
+
+
 class _OfThread(threading.local):
     """The wake-ups of the loops that tasks of this thread slept in, and those of the last one."""
 
     def __init__(self) -> None:
-        self.last: WakeUps | None = None
+        self.last: Callable[[], WakeUps | None] = _none  # weakly: its loop may be the thread's last
         self.of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, WakeUps] = weakref.WeakKeyDictionary()
 
 
@@ -132,7 +139,7 @@ _of_thread = _OfThread()
 
 def wake_ups_of(loop: asyncio.AbstractEventLoop) -> WakeUps:
     """Give the wake-ups of the loop that runs in the calling thread."""
-    found = _of_thread.last
+    found = _of_thread.last()
     if found is None or not found.are_of(loop):
         known = _of_thread.of
         found = known.get(loop)
@@ -140,7 +147,7 @@ def wake_ups_of(loop: asyncio.AbstractEventLoop) -> WakeUps:
             for other in [other for other in known if other.is_closed()]:
                 del known[other]  # with its counter
             found = known[loop] = WakeUps(loop)
-        _of_thread.last = found
+        _of_thread.last = weakref.ref(found)
     return found
 
 
