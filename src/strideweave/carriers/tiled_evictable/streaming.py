@@ -111,19 +111,14 @@ class Streaming(Transfers):
         at_hand = int(np.count_nonzero(self.table.is_resident(ordinals) | self.table.is_implicit(ordinals)))
         missing = len(ordinals) - at_hand
         missed: set[int] = set()
-
-        async def hand_over(wave: Ordinals, rows: list[TileRow]) -> None:
-            nonlocal ordinals
-            await consume(wave, rows)
-            ordinals = without(ordinals, set(wave.tolist()))
-
         while len(ordinals):
-            resident = ordinals[self.table.is_resident(ordinals)]
-            implicit = ordinals[self.table.is_implicit(ordinals)]
-            if len(resident):
-                await hand_over(resident, self.rows(resident))
-            elif len(implicit):
-                await hand_over(implicit, [np.zeros(self.grid.tile_size, self.unit)] * len(implicit))
+            resident, implicit = self.table.is_resident(ordinals), self.table.is_implicit(ordinals)
+            if resident.any():
+                wave, ordinals = ordinals[resident], ordinals[~resident]
+                await consume(wave, self.rows(wave))
+            elif implicit.any():
+                wave, ordinals = ordinals[implicit], ordinals[~implicit]
+                await consume(wave, [np.zeros(self.grid.tile_size, self.unit)] * len(wave))
             else:
                 passages, mine = self._sort_out(ordinals)
                 # Joined first: what others read may have come and gone when this request has read its own. Not under a
@@ -131,16 +126,16 @@ class Streaming(Transfers):
                 join = self.budget is None or not len(mine)
                 with joined(passages if join else {}, self._unstage) as arriving:
                     if len(mine) and landing is not None:
-                        landed = await self._read_in_place(np.sort(mine), landing)
-                        missed.update(landed.tolist())
-                        ordinals = NO_ORDINALS if len(landed) == len(ordinals) else without(ordinals, missed)
+                        missed.update((await self._read_in_place(np.sort(mine), landing)).tolist())
                     elif len(mine):
-                        await self._read_waves(entry, np.sort(mine), missed, hand_over)
+                        await self._read_waves(entry, np.sort(mine), missed, consume)
+                    ordinals = without(ordinals, missed)
                     for passage in arriving:
                         await passage.done.wait()
                         ready = [ordinal for ordinal in ordinals.tolist() if ordinal in passage.staged]
-                        rows = [passage.staged[ordinal] for ordinal in ready]
-                        await hand_over(np.array(ready, np.int64), rows)
+                        if ready:
+                            await consume(np.array(ready, np.int64), [passage.staged[one] for one in ready])
+                            ordinals = without(ordinals, passage.staged)
         self.count(hits=at_hand, misses=len(missed), streamed=len(missed), shared=missing - len(missed))
 
     def _read_few(self, ordinals: Ordinals, landing: Landing) -> bool:
@@ -200,7 +195,7 @@ class Streaming(Transfers):
         return copies
 
     async def _read_waves(
-        self, entry: LedgerEntry | None, ordinals: Ordinals, missed: set[int], hand_over: Consumer
+        self, entry: LedgerEntry | None, ordinals: Ordinals, missed: set[int], consume: Consumer
     ) -> None:
         grant = None if self.budget is None else self.budget.grant_of(entry)
         most = STAGING_BYTES if grant is None else grant.staging - grant.used
@@ -219,7 +214,7 @@ class Streaming(Transfers):
                     rows = self._rows_at(staging.carrier, starts)
                     passage.staged = dict(zip(wave.tolist(), rows, strict=True))
                 missed.update(wave.tolist())
-                await hand_over(wave, rows)
+                await consume(wave, rows)
                 if passage.readers and grant is None:  # leave that memory to those who still read these rows
                     self._unstage(staging)
                     staging = None
