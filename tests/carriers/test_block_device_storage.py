@@ -65,7 +65,7 @@ def test_slots_read_zero_unless_made_empty_whatever_lay_there(device):
 @pytest.mark.parametrize("kind", ["file", "loop"])
 def test_zeros_are_written_where_the_system_does_not_make_them(request, disk, monkeypatch, kind):
     monkeypatch.setattr(HeldDevice, "_tell", lambda *_: False)
-    monkeypatch.setattr("strideweave.io.files._FALLOCATE", None)
+    monkeypatch.setattr("strideweave.io.descriptors._FALLOCATE", None)
     monkeypatch.setattr("strideweave.io.devices._ZERO_BYTES", 3 * MIB)
     disk.write_bytes(b"\xff" * (8 * MIB))
     device = BlockDevice(disk if kind == "file" else request.getfixturevalue("loop_device"))
@@ -85,7 +85,7 @@ def test_zeros_that_cannot_be_written_leave_no_extent(small_device, monkeypatch)
         raise OSError(errno.EIO, "broken")
 
     monkeypatch.setattr(HeldDevice, "_write_zeroes", refuse)
-    monkeypatch.setattr("strideweave.io.files._FALLOCATE", None)
+    monkeypatch.setattr("strideweave.io.descriptors._FALLOCATE", None)
     with pytest.raises(OSError, match="4096 bytes at offset 0 were to be zeroed") as caught:
         small_device.allocate(8)
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, small_device.path)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from processes import in_a_forked_child
-from strideweave.io import files
+from strideweave.io import descriptors
 from strideweave.io.files import FileStatistics, OpenFile
 
 
@@ -133,17 +133,17 @@ def test_where_punching_is_not_supported_nothing_happens_and_it_is_counted(
         ctypes.set_errno(code)
         return -1
 
-    monkeypatch.setattr(files, "_FALLOCATE", refuse)
+    monkeypatch.setattr(descriptors, "_FALLOCATE", refuse)
     file = OpenFile.open(path, writable=True)
     assert not file.punch(0, 50)
-    monkeypatch.setattr(files, "_FALLOCATE", None)
+    monkeypatch.setattr(descriptors, "_FALLOCATE", None)
     assert not file.punch(50, 50)
     assert file.statistics() == FileStatistics(punches_refused=2)
     assert path.read_bytes() == bytes(range(100))
 
 
 def test_punching_resumes_after_a_signal(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = files._FALLOCATE, []
+    real, calls = descriptors._FALLOCATE, []
 
     def interrupted(*arguments: int) -> int:
         calls.append(arguments)
@@ -153,7 +153,7 @@ def test_punching_resumes_after_a_signal(path: Path, monkeypatch: pytest.MonkeyP
         assert real is not None
         return real(*arguments)
 
-    monkeypatch.setattr(files, "_FALLOCATE", interrupted)
+    monkeypatch.setattr(descriptors, "_FALLOCATE", interrupted)
     assert OpenFile.open(path, writable=True).punch(0, 50)
     assert len(calls) == 2
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import fcntl
 import os
 import stat
 import sys
@@ -13,21 +11,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from strideweave.io.descriptors import CANNOT_PUNCH, HeldDescriptor, punch, synchronize
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Self
 
-__all__ = ["ALIGNMENT", "FileStatistics", "HeldDescriptor", "OpenFile"]
+__all__ = ["ALIGNMENT", "FileStatistics", "OpenFile"]
 
 ALIGNMENT = 4096
 """Bytes: what reads and writes past the page cache begin with a multiple of, in the file and in memory, and move a
 multiple of. Some devices take less; none that is known wants more."""
 
-# <linux/falloc.h>: free the range and leave the size of the file as it is.
-_KEEP_SIZE = 0x01
-_PUNCH_HOLE = 0x02
-_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS, whose fsync stops at the drive's cache
-_CANNOT_PUNCH = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV})
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a FIFO"),
@@ -35,46 +30,6 @@ _KINDS = (
     (stat.S_ISCHR, "a character device"),
     (stat.S_ISBLK, "a block device"),
 )
-
-
-def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    library = ctypes.CDLL(None, use_errno=True)
-    # The 64-bit name where it exists: plain fallocate takes a 32-bit offset on some 32-bit systems.
-    function = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
-    if function is None:
-        return None
-    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    function.restype = ctypes.c_int
-    return function  # type: ignore[no-any-return]
-
-
-_FALLOCATE = _find_fallocate()
-
-
-class HeldDescriptor:
-    """The descriptors of one file, closed when the last user lets go of them.
-
-    A system call under way holds a reference, so closing the file meanwhile cannot hand its number to a file
-    opened by somebody else.
-
-    Attributes:
-        number: the descriptor.
-        direct: the one that goes past the page cache, or -1.
-    """
-
-    __slots__ = ("direct", "number")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.direct = -1
-
-    def __del__(self, _close: Callable[[int], None] = os.close) -> None:
-        for number in (self.number, self.direct):
-            if number >= 0:
-                with suppress(OSError):  # what a late close could report belongs to nobody any more
-                    _close(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,11 +298,11 @@ class OpenFile:
         held = self.descriptor()
         if length == 0:
             return True
-        code = errno.ENOSYS if self._is_inherited() else _punch(held.number, offset, length)
+        code = errno.ENOSYS if self._is_inherited() else punch(held.number, offset, length)
         if code == 0:
             self.count(bytes_punched=length)
             return True
-        if code in _CANNOT_PUNCH:
+        if code in CANNOT_PUNCH:
             self.count(punches_refused=1)
             return False
         message = f"{os.strerror(code)}; {length} bytes at offset {offset} were to be freed"
@@ -365,7 +320,7 @@ class OpenFile:
         """
         held = self.descriptor()
         try:
-            _synchronize(held.number)
+            synchronize(held.number)
         except OSError as error:
             raise self.not_persistent(error.errno or errno.EIO) from error
         self.count(persists=1)
@@ -405,26 +360,6 @@ class OpenFile:
 
 
 _FIELDS: Mapping[str, int] = {name: place for place, name in enumerate(FileStatistics.__dataclass_fields__)}
-
-
-def _synchronize(number: int) -> None:
-    """Wait until what was written is on the medium itself."""
-    if _FULL_SYNC is not None:
-        with suppress(OSError):  # a file system that knows nothing of it
-            fcntl.fcntl(number, _FULL_SYNC)
-            return
-    getattr(os, "fdatasync", os.fsync)(number)
-
-
-def _punch(number: int, offset: int, length: int) -> int:
-    """Free a range of the file; returns 0 or the error number."""
-    if _FALLOCATE is None:
-        return errno.ENOSYS
-    while _FALLOCATE(number, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:
-        code = ctypes.get_errno()
-        if code != errno.EINTR:
-            return code
-    return 0
 
 
 def _require_regular(path: str, mode: int) -> None:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from strideweave.io.descriptors import HeldDescriptor
 from strideweave.io.file_lock import is_still_at, lock
-from strideweave.io.files import HeldDescriptor, OpenFile
+from strideweave.io.files import OpenFile
 from strideweave.runtime.event_loop import current_runtime
 from strideweave.runtime.workers import WorkerPool
 

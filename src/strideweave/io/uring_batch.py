@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from strideweave.io.files import HeldDescriptor, OpenFile
+    from strideweave.io.descriptors import HeldDescriptor
+    from strideweave.io.files import OpenFile
     from strideweave.io.uring import Ring
 
     Columns: TypeAlias = "NDArray[np.int64]"

@@ -169,7 +169,7 @@ def failing_persist(monkeypatch, engine):
         def refuse(number):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        monkeypatch.setattr(files, "_synchronize", refuse)
+        monkeypatch.setattr(files, "synchronize", refuse)
 
 
 @pytest.mark.parametrize("method", ["flush", "evict"])
