@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import strideweave
 from processes import in_a_forked_child
 from strideweave import CPU, DType
-from strideweave.io import recycling, recycling_pool
+from strideweave.io import memory_limits, recycling, recycling_pool
 from strideweave.io.buffers import aligned_array
 from strideweave.io.recycling_pool import (
     IDLE_SECONDS,
@@ -446,8 +446,8 @@ def test_the_bound_follows_the_limit_of_any_group_that_the_process_is_in(
     (tmp_path / "groups").write_text(groups)
     limit = tmp_path / place
     limit.parent.mkdir(parents=True, exist_ok=True)
-    monkeypatch.setattr(recycling_pool, "_GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(recycling_pool, "_GROUP_LIMITS", tmp_path)
+    monkeypatch.setattr(memory_limits, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(memory_limits, "_GROUP_LIMITS", tmp_path)
     limit.write_text("max\n")
     assert RecyclingPool().statistics().limit_bytes > 10 * MIB
     limit.write_text(f"{160 * MIB}\n")

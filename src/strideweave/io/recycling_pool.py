@@ -10,25 +10,24 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
-import resource
 import sys
 import time
 import weakref
 from collections import defaultdict, deque
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strideweave.io.buffers import PrivateMapping, advise_huge, map_memory
+from strideweave.io.memory_limits import memory_limits
 from strideweave.runtime.event_loop import process
 from strideweave.runtime.locks import holds_short_lock, short_lock
 from strideweave.runtime.workers import WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -47,8 +46,6 @@ LENT_SECONDS = 30.0
 """Memory that is in use for longer is not recycled: it goes back to the system when its last view dies."""
 
 _TICK_SECONDS = 1.0  # how often a pool that has lent or holds something looks what has become of it
-_GROUPS = Path("/proc/self/cgroup")  # which groups this process is in, one a line
-_GROUP_LIMITS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,38 +396,4 @@ def _return_now(mappings: Sequence[mmap.mmap]) -> None:
 def _default_limit() -> int:
     """The bound for this machine and the limits of this process."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([LARGEST_LIMIT, physical // 8, *(size // 16 for size in _memory_limits())])
-
-
-def _memory_limits() -> Iterator[int]:
-    """Bytes that limits leave to this process or its container."""
-    for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
-        soft, _ = resource.getrlimit(limit)
-        if soft != resource.RLIM_INFINITY:
-            yield soft
-    for path in _group_limits():
-        try:
-            text = path.read_text(encoding="ascii").strip()
-        except OSError:  # the root has no limit, and a container does not see the groups that it is in
-            continue
-        if text.isdecimal():  # else "max"
-            yield int(text)
-
-
-def _group_limits() -> Iterator[Path]:
-    """The files that may hold a limit of this process's control groups, each group and those that it is in."""
-    try:
-        groups = _GROUPS.read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
-        return
-    for line in groups:
-        _, kinds, group = line.split(":", 2)
-        if "memory" in kinds.split(","):
-            root, limit = _GROUP_LIMITS / "memory", "memory.limit_in_bytes"
-        elif not kinds:  # the second generation, which has one tree for all kinds
-            root, limit = _GROUP_LIMITS, "memory.max"
-        else:
-            continue
-        place = Path(group.lstrip("/"))
-        for one in (place, *place.parents):
-            yield root / one / limit
+    return min([LARGEST_LIMIT, physical // 8, *(size // 16 for size in memory_limits())])
