@@ -95,7 +95,9 @@ def to_integers(values: Any, name: str) -> tuple[int, ...]:
         TypeError: it is not a finite iterable, or an entry is not an integer (booleans are not).
     """
     if isinstance(values, np.ndarray) and values.ndim == 1:
-        values = values.tolist()  # plain integers, as ``iterate`` makes them
+        if type(values) is np.ndarray and values.dtype.kind in "iu":
+            return tuple(values.tolist())
+        values = values.tolist()  # as ``iterate`` makes them; what is masked becomes None
     integers = tuple(values if isinstance(values, (list, tuple)) else iterate(values, name))
     if set(map(type, integers)) <= {int}:  # the common case, without a Python call per entry
         return integers
