@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import itertools
+import tracemalloc
 import pickle
 
 import numpy as np
@@ -215,6 +216,19 @@ def test_selection_of_many_tiles_binds_like_one_of_few():
     expected = [ordinal(coordinate, grid.grid_shape) for coordinate in selection.coordinates]
     assert selection.bind(grid).tolist() == expected
     assert selection.tile_set.bind(grid).tolist() == sorted(expected)
+
+
+def test_the_set_of_a_large_selection_costs_what_its_axes_cost():
+    """Not what its tiles do, whether or not it is bound."""
+    grid = TileGrid((1000, 1000), (1, 1))
+    selection = TileSelection([range(999, -1, -1), range(1000)])
+    selection.bind(grid)
+    tracemalloc.start()
+    tiles = selection.tile_set
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(tiles) == 1_000_000
+    assert peak < 100_000
 
 
 @pytest.mark.parametrize("count", [1, 64, 65, 200])

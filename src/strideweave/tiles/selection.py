@@ -144,9 +144,10 @@ class TileSelection(Immutable):
         """The selected tiles as a `TileSet`, their order forgotten (made on first use)."""
         made = self._tile_set
         if made is None:
-            if self._bound is None:
-                made = TileSet._from_axes(tuple(map(ascending, self._axes)), len(self))
-            else:  # sorting numbers that are there takes less time than making them again
+            count = len(self)
+            if self._bound is None or count > _FEW_TILES:
+                made = TileSet._from_axes(tuple(map(ascending, self._axes)), count)
+            else:  # to sort a few numbers that are there takes less time than to make them again
                 made = TileSet._from_ordinals(*self._bound)
             self._set(_tile_set=made)
         return made

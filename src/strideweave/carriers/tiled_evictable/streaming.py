@@ -124,12 +124,14 @@ class Streaming(Transfers):
                 # Joined first: what others read may have come and gone when this request has read its own. Not under a
                 # limit, where they wait for those who have joined, and would wait for these reads too.
                 join = self.budget is None or not len(mine)
+                before = len(missed)
                 with joined(passages if join else {}, self._unstage) as arriving:
                     if len(mine) and landing is not None:
                         missed.update((await self._read_in_place(np.sort(mine), landing)).tolist())
                     elif len(mine):
                         await self._read_waves(entry, np.sort(mine), missed, consume)
-                    ordinals = without(ordinals, missed)
+                    alone = len(missed) - before == len(ordinals)
+                    ordinals = NO_ORDINALS if alone else without(ordinals, missed)
                     for passage in arriving:
                         await passage.done.wait()
                         ready = [ordinal for ordinal in ordinals.tolist() if ordinal in passage.staged]
