@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import enum
 import itertools
-import tracemalloc
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
