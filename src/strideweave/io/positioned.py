@@ -45,11 +45,11 @@ __all__ = [
     "write_spans",
 ]
 
-MAX_CALL_BYTES = 4 << 20
+MAX_CALL_BYTES = 1 << 20
 """Bytes that one system call moves, at most. The system could move 2 GiB, but may not put a copy in its kernel
-aside: where every core is busy with one, the caller's loop would wait for its end. Each call ends by taking the
-interpreter's lock, for which a worker waits as long as a loop computes: with calls of a quarter as much, large requests
-of 64 tasks take an eighth longer, and the loop of those is late by as much as with these."""
+aside: where every core is busy with one, the caller's loop would wait for its end. Calls of half as much make it no
+less late and take a tenth longer, since each ends by taking the interpreter's lock; calls of four times as much are no
+faster and make it half as late again."""
 
 INLINE_SPANS, INLINE_CACHED_BYTES = 64, 1 << 20
 """A small batch, of at most so many spans and bytes, is read by the loop itself as far as it is in the page cache:
