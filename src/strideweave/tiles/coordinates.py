@@ -56,7 +56,7 @@ NO_ORDINALS = read_only(np.empty(0, np.int64))
 def without(ordinals: NDArray[np.int64], others: Container[int]) -> NDArray[np.int64]:
     """Give those of some ordinals that are not among others, in their order.
 
-    As Python's numbers: NumPy's set operations sort, which takes longer up to many thousands of tiles.
+    As Python's numbers: for as few tiles as a request mostly has, NumPy's set operations take several times as long.
     """
     return np.array([ordinal for ordinal in ordinals.tolist() if ordinal not in others], np.int64)
 
