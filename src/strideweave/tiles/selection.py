@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TileSelection", "TileSet"]
 
-# Up to so many tiles are sorted as Python's numbers: an array lets go of the interpreter for as little as that, and
-# waits until it has it back.
+# So few ordinals are sorted as Python's numbers: an array lets go of the interpreter for as little as that, and waits
+# until it has it back.
 _FEW_TILES = 64
 
 
@@ -148,7 +148,8 @@ class TileSelection(Immutable):
             if self._bound is None or count > _FEW_TILES:
                 made = TileSet._from_axes(tuple(map(ascending, self._axes)), count)
             else:  # to sort a few numbers that are there takes less time than to make them again
-                made = TileSet._from_ordinals(*self._bound)
+                grid, ordinals = self._bound
+                made = TileSet._from_ordinals(grid, ordinals.tolist())
             self._set(_tile_set=made)
         return made
 
@@ -223,14 +224,12 @@ class TileSet(Immutable):
     @classmethod
     def _from_ordinals(cls, grid: TileGrid, ordinals: Iterable[int] | NDArray[np.int64]) -> TileSet:
         """Make the set of these ordinals of ``grid``, in any order; trusted to be distinct and in range."""
-        if isinstance(ordinals, np.ndarray) and len(ordinals) > _FEW_TILES:
-            array = np.array(ordinals, np.int64)  # a copy: the caller may go on writing to its own
-            if not (array[1:] > array[:-1]).all():
-                array.sort()
+        if not isinstance(ordinals, np.ndarray):
+            array = np.array(sorted(ordinals), np.int64)
         else:
-            array = np.array(
-                sorted(ordinals.tolist() if isinstance(ordinals, np.ndarray) else ordinals), np.int64
-            )
+            array = np.array(ordinals, np.int64)  # a copy: the caller may go on writing to its own
+            if len(array) > 1 and not (array[1:] > array[:-1]).all():
+                array.sort()
         return cls._make(None, (grid, read_only(array)), len(array))
 
     @classmethod

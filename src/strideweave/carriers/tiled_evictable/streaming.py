@@ -110,7 +110,7 @@ class Streaming(Transfers):
             return
         at_hand = int(np.count_nonzero(self.table.is_resident(ordinals) | self.table.is_implicit(ordinals)))
         missing = len(ordinals) - at_hand
-        missed: set[int] = set()
+        missed = 0
         while len(ordinals):
             resident, implicit = self.table.is_resident(ordinals), self.table.is_implicit(ordinals)
             if resident.any():
@@ -124,21 +124,23 @@ class Streaming(Transfers):
                 # Joined first: what others read may have come and gone when this request has read its own. Not under a
                 # limit, where they wait for those who have joined, and would wait for these reads too.
                 join = self.budget is None or not len(mine)
-                before = len(missed)
                 with joined(passages if join else {}, self._unstage) as arriving:
-                    if len(mine) and landing is not None:
-                        missed.update((await self._read_in_place(np.sort(mine), landing)).tolist())
-                    elif len(mine):
-                        await self._read_waves(entry, np.sort(mine), missed, consume)
-                    alone = len(missed) - before == len(ordinals)
-                    ordinals = NO_ORDINALS if alone else without(ordinals, missed)
+                    if not len(mine):
+                        read = NO_ORDINALS
+                    elif landing is not None:
+                        read = await self._read_in_place(np.sort(mine), landing)
+                    else:
+                        read = await self._read_waves(entry, np.sort(mine), consume)
+                    missed += len(read)
+                    everything = len(read) == len(ordinals)
+                    ordinals = NO_ORDINALS if everything else without(ordinals, set(read.tolist()))
                     for passage in arriving:
                         await passage.done.wait()
                         ready = [ordinal for ordinal in ordinals.tolist() if ordinal in passage.staged]
                         if ready:
                             await consume(np.array(ready, np.int64), [passage.staged[one] for one in ready])
                             ordinals = without(ordinals, passage.staged)
-        self.count(hits=at_hand, misses=len(missed), streamed=len(missed), shared=missing - len(missed))
+        self.count(hits=at_hand, misses=missed, streamed=missed, shared=missing - missed)
 
     def _read_few(self, ordinals: Ordinals, landing: Landing) -> bool:
         """Read a few missing tiles to where they are wanted, in this turn of the loop; False where that takes longer.
@@ -183,7 +185,7 @@ class Streaming(Transfers):
         await self._in_batches(ordinals, read)
         for passage in lent:
             await passage.empty()
-        return np.concatenate(landed) if landed else NO_ORDINALS
+        return np.concatenate((NO_ORDINALS, *landed))
 
     async def _copies(self, passage: Passage, rows: list[TileRow]) -> list[TileRow]:
         """Copy rows that others have joined in for, and leave the copies to them."""
@@ -196,9 +198,9 @@ class Streaming(Transfers):
             self._unstage(staging)
         return copies
 
-    async def _read_waves(
-        self, entry: LedgerEntry | None, ordinals: Ordinals, missed: set[int], consume: Consumer
-    ) -> None:
+    async def _read_waves(self, entry: LedgerEntry | None, ordinals: Ordinals, consume: Consumer) -> Ordinals:
+        """Read missing tiles through staging and hand them over; gives those that no other request has claimed."""
+        handed: list[Ordinals] = []
         grant = None if self.budget is None else self.budget.grant_of(entry)
         most = STAGING_BYTES if grant is None else grant.staging - grant.used
         per_wave = min(len(ordinals), max(1, most // self.tile_bytes))
@@ -215,7 +217,7 @@ class Streaming(Transfers):
                     await self._read(wave, staging.carrier, starts)
                     rows = self._rows_at(staging.carrier, starts)
                     passage.staged = dict(zip(wave.tolist(), rows, strict=True))
-                missed.update(wave.tolist())
+                handed.append(wave)
                 await consume(wave, rows)
                 if passage.readers and grant is None:  # leave that memory to those who still read these rows
                     self._unstage(staging)
@@ -225,6 +227,7 @@ class Streaming(Transfers):
         finally:
             if staging is not None:
                 self._unstage(staging)
+        return np.concatenate((NO_ORDINALS, *handed))
 
     def stage(self, entry: LedgerEntry, slots: int) -> Staging:
         """Stage some slots of what a request has reserved; ``_unstage`` gives them back.
