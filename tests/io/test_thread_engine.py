@@ -92,13 +92,13 @@ def test_pieces_hold_every_byte_once_in_order(sizes: list[int], workers: int) ->
 def submitted(engine: ThreadEngine, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What the engine hands to its worker threads."""
     calls: list[object] = []
-    real = engine._pool.submit
+    real = engine._pool.post
 
-    def submit(function: Callable[..., object], *arguments: object, **options: object) -> object:
-        calls.append(function)
-        return real(function, *arguments, **options)
+    def post(call: Callable[[], object]) -> None:
+        calls.append(call)
+        real(call)
 
-    monkeypatch.setattr(engine._pool, "submit", submit)
+    monkeypatch.setattr(engine._pool, "post", post)
     return calls
 
 

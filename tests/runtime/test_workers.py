@@ -91,7 +91,7 @@ async def test_the_first_error_is_raised_bare_with_a_note_on_the_others():
         second_may_fail.wait()
         raise ValueError("second")
 
-    batch = workers_module._Batch([first, second])
+    batch = workers_module.JobBatch([first, second])
     threads = [threading.Thread(target=batch.work) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -99,7 +99,7 @@ async def test_the_first_error_is_raised_bare_with_a_note_on_the_others():
         await anyio.lowlevel.checkpoint()
     second_may_fail.set()
     with pytest.raises(OSError, match="first") as caught:
-        await batch.finished
+        await batch.end()
     assert caught.value.__notes__ == ["another job of the same batch failed too: ValueError('second')"]
     for thread in threads:
         thread.join()
@@ -111,10 +111,10 @@ async def test_jobs_after_an_error_are_skipped_also_by_who_comes_after_it():
     def fail():
         raise OSError("disk")
 
-    batch = workers_module._Batch([lambda: done.append(1), fail, lambda: done.append(2)])
+    batch = workers_module.JobBatch([lambda: done.append(1), fail, lambda: done.append(2)])
     batch.work()
     with pytest.raises(OSError, match="disk") as caught:
-        await batch.finished
+        await batch.end()
     batch.work()
     assert done == [1]
     assert not hasattr(caught.value, "__notes__")
@@ -225,6 +225,78 @@ async def test_workers_survive_whatever_a_job_raises(error):
             await run_jobs([fail])
         assert caught.value is error
     await run_jobs([lambda: None])
+
+
+async def test_a_batch_without_a_worker_ends_with_what_it_was_failed_with():
+    done = []
+    batch = workers_module.JobBatch([lambda: done.append(1)])
+    batch.fail(RuntimeError("no worker"))
+    with pytest.raises(RuntimeError, match="no worker"):
+        await batch.end()
+    batch.work()
+    assert done == []
+
+
+async def test_a_batch_that_is_failed_ends_when_the_job_under_way_has():
+    started, release, ended = threading.Event(), threading.Event(), []
+
+    def job():
+        started.set()
+        release.wait()
+        ended.append(1)
+
+    batch = workers_module.JobBatch([job, lambda: ended.append(2)])
+    thread = threading.Thread(target=batch.work)
+    thread.start()
+    started.wait()
+    batch.fail(RuntimeError("no second worker"))
+    async with anyio.create_task_group() as group:
+
+        async def end():
+            with pytest.raises(RuntimeError, match="no second worker"):
+                await batch.end()
+            ended.append(3)
+
+        group.start_soon(end)
+        await anyio.wait_all_tasks_blocked()
+        assert ended == []
+        release.set()
+    assert ended == [1, 3]
+    thread.join()
+
+
+def test_cancelled_past_anyio_a_batch_ends_when_no_job_runs_any_more_cancel():
+    started, release, ended = threading.Event(), threading.Event(), []
+
+    def job():
+        started.set()
+        release.wait()
+        ended.append(1)
+
+    async def main():
+        pool = WorkerPool()
+        task = asyncio.ensure_future(run_jobs([job], pool))
+        await anyio.to_thread.run_sync(started.wait)
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0)
+            assert not task.done()
+        assert ended == []
+        release.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended == [1]
+        pool.shutdown()
+
+    asyncio.run(main())
+
+
+async def test_jobs_of_a_closed_pool_are_refused():
+    pool, done = WorkerPool(), []
+    pool.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await run_jobs([lambda: done.append(1)], pool)
+    assert done == []
 
 
 async def test_cancelled_batch_returns_only_when_no_job_runs_any_more_cancel():

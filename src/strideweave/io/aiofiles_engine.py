@@ -6,11 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import aiofiles.os
+import anyio
 
 from strideweave.io.thread_engine import ThreadEngine
+from strideweave.runtime.workers import JobBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = ["AiofilesEngine"]
 
@@ -24,8 +26,21 @@ class AiofilesEngine(ThreadEngine):
 
     name = "aiofiles"
 
-    def _hop(self, work: Callable[[], None]) -> asyncio.Future[None]:
-        return asyncio.ensure_future(_call(work, executor=self._pool))
+    async def _have_done(self, jobs: Sequence[Callable[[], None]]) -> None:
+        batch = JobBatch(jobs)
+        hops = [asyncio.ensure_future(self._hop(batch)) for _ in range(min(len(jobs), self._pool.size))]
+        try:
+            await batch.end()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait(hops)  # they are about to end, too
+            del batch, jobs, hops  # as in `run_jobs`
+
+    async def _hop(self, batch: JobBatch) -> None:
+        try:
+            await _call(batch.work, executor=self._pool)
+        except RuntimeError as error:  # the pool is closed
+            batch.fail(error)
 
 
 def _run(work: Callable[[], None]) -> None:

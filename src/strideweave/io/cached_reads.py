@@ -7,12 +7,12 @@ leave the loop to others; what they refuse is left.
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
-from strideweave.io.piecework import Piecework, cut_in_pieces
+from strideweave.io.piecework import cut_in_pieces
 from strideweave.io.positioned import INLINE_CACHED_BYTES, INLINE_SPANS, FileSpan, files_of, preadv_cached
-from strideweave.runtime.workers import worker_count
+from strideweave.runtime.workers import run_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -127,8 +127,8 @@ async def read_what_is_cached(
             left.append(piece[filled])
             piece = piece[filled + 1 :]
 
-    pieces = cut_in_pieces(list(spans), total, worker_count())
-    await Piecework(pieces, read).run(lambda work: asyncio.wrap_future(pool.submit(work)))
+    pieces = cut_in_pieces(list(spans), total, pool.size)
+    await run_jobs([partial(read, piece) for piece in pieces], pool)
     if sum([span.buffer.nbytes for span in left]) == total:
         return spans  # as they were: a batch in blocks takes less work
     return left

@@ -6,21 +6,14 @@ at most one hop per worker, whatever the number of its spans; the workers take p
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
-import anyio
-
-from strideweave.io.positioned import FileSpan, raise_first
-from strideweave.runtime.workers import worker_count
+from strideweave.io.positioned import FileSpan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-__all__ = ["Piecework", "cut_in_pieces"]
-
-P = TypeVar("P")
+__all__ = ["cut_in_pieces"]
 
 SMALLEST_PIECE = 1 << 20
 """Bytes: what a worker takes from a batch at once, at least; less is not worth a second worker."""
@@ -33,69 +26,18 @@ SMALLEST_SHARED_SPAN = 32 << 10
 interpreter's lock again, and two workers that do little else are slower than one."""
 
 
-class Piecework(Generic[P]):
-    """Pieces that workers take one at a time, and what went wrong with them.
-
-    Args:
-        pieces: the pieces, in the order in which they are taken.
-        move: does one; what it raises ends the batch.
-    """
-
-    def __init__(self, pieces: deque[P], move: Callable[[P], None]) -> None:
-        self._pieces = pieces
-        self._move = move
-        self._errors: list[BaseException] = []
-
-    async def run(self, hop: Callable[[Callable[[], None]], asyncio.Future[None]]) -> None:
-        """Have workers do all pieces, and return when the last worker has stopped, cancelled or not.
-
-        Args:
-            hop: has a worker call a function.
-
-        Raises:
-            BaseException: what went wrong first, with a note on what else did.
-        """
-        hops = min(worker_count(), len(self._pieces))
-        workers = [hop(self._work) for _ in range(hops)]
-        interrupted: asyncio.CancelledError | None = None
-        with anyio.CancelScope(shield=True):
-            # asyncio.wait leaves the workers alone when the awaiting task is cancelled past anyio's shield.
-            while any(not worker.done() for worker in workers):
-                try:
-                    await asyncio.wait(workers)
-                except asyncio.CancelledError as cancellation:
-                    interrupted = cancellation
-        for worker in workers:
-            worker.result()
-        if interrupted is not None:
-            raise interrupted
-        raise_first(self._errors)
-
-    def _work(self) -> None:
-        """Move pieces until none is left or one has failed; never raises."""
-        while not self._errors:
-            try:
-                piece = self._pieces.popleft()
-            except IndexError:  # the other workers have the rest
-                return
-            try:
-                self._move(piece)
-            except BaseException as error:  # whatever it is goes to the awaiting task, once no worker runs
-                self._errors.append(error)
-
-
-def cut_in_pieces(spans: Sequence[FileSpan], total: int, workers: int) -> deque[Sequence[FileSpan]]:
+def cut_in_pieces(spans: Sequence[FileSpan], total: int, workers: int) -> list[Sequence[FileSpan]]:
     """Cut a batch of ``total`` bytes into what a worker takes at once.
 
     Spans stay in order and whole, save those larger than a piece.
     """
     shared = total >= 2 * SMALLEST_PIECE and total >= SMALLEST_SHARED_SPAN * len(spans)
     if workers == 1 or not shared:
-        return deque([spans])
+        return [spans]
     # About four pieces per worker, so that the last one finds the others nearly done.
     size = total // (4 * workers) // SMALLEST_PIECE * SMALLEST_PIECE
     size = min(max(size, SMALLEST_PIECE), LARGEST_PIECE)
-    pieces: deque[Sequence[FileSpan]] = deque()
+    pieces: list[Sequence[FileSpan]] = []
     piece: list[FileSpan] = []
     filled = 0
     for span in spans:

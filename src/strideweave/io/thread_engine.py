@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from strideweave.io.cached_reads import read_at_once
-from strideweave.io.files import OpenFile
-from strideweave.io.piecework import Piecework, cut_in_pieces
+from strideweave.io.piecework import cut_in_pieces
 from strideweave.io.positioned import (
     INLINE_CACHED_BYTES,
     INLINE_SPANS,
@@ -19,11 +17,12 @@ from strideweave.io.positioned import (
 )
 from strideweave.io.read_ahead import read_no_further, read_spans_ahead
 from strideweave.io.statistics import EngineTally
-from strideweave.runtime.workers import WorkerPool, worker_count
+from strideweave.runtime.workers import WorkerPool, run_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from strideweave.io.files import OpenFile
     from strideweave.io.statistics import EngineStatistics
 
 __all__ = ["ThreadEngine"]
@@ -62,7 +61,7 @@ class ThreadEngine:
         """Make what was written to a file durable; see :class:`strideweave.io.engine.Engine`."""
         failed = True
         try:
-            await Piecework(deque([file]), OpenFile.persist).run(self._hop)
+            await self._have_done([file.persist])
             failed = False
         finally:
             self._tally.persisted(failed=failed)
@@ -92,11 +91,12 @@ class ThreadEngine:
             if left_bytes:
                 if not writing:
                     read_no_further(left)
-                await Piecework(cut_in_pieces(left, left_bytes, worker_count()), move).run(self._hop)
+                pieces = cut_in_pieces(left, left_bytes, self._pool.size)
+                await self._have_done([partial(move, piece) for piece in pieces])
             failed = False
         finally:
             self._tally.end(total, len(spans), writing=writing, failed=failed)
 
-    def _hop(self, work: Callable[[], None]) -> asyncio.Future[None]:
-        """Have a worker call ``work``."""
-        return asyncio.wrap_future(self._pool.submit(work))
+    async def _have_done(self, jobs: Sequence[Callable[[], None]]) -> None:
+        """Have the threads do jobs, as ``run_jobs``."""
+        await run_jobs(jobs, self._pool)

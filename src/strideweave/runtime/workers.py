@@ -9,6 +9,7 @@ thread, once the interpreter has begun to exit; unfinished writes still need a w
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ from strideweave.runtime.event_loop import current_runtime
 from strideweave.runtime.thread_role import forbid_waiting
 from strideweave.runtime.time_slice import ask_for_long_turns
 
-__all__ = ["INLINE_BYTES", "WorkerPool", "run_jobs", "share_bytes", "worker_count"]
+__all__ = ["INLINE_BYTES", "JobBatch", "WorkerPool", "run_jobs", "share_bytes", "worker_count"]
 
 INLINE_BYTES = 256 * 1024
 """Copies of at most so many bytes stay in the loop: a hop to a worker would take longer than they do."""
@@ -212,11 +213,15 @@ def _spread(workers: Sequence[_Worker]) -> None:
             worker.wake_on(processor, processors)
 
 
-class _Batch:
-    """Jobs that workers take one at a time, and what became of them."""
+class JobBatch:
+    """Jobs that workers take one at a time, and what became of them.
+
+    Args:
+        jobs: the calls, in the order in which they are taken.
+    """
 
     def __init__(self, jobs: Sequence[Callable[[], None]]) -> None:
-        self.finished: AwaitResult[None] = AwaitResult()
+        self._finished: AwaitResult[None] = AwaitResult()
         self._jobs: Iterator[Callable[[], None]] = iter(jobs)
         self._running = 0
         self._errors: list[BaseException] = []
@@ -235,16 +240,49 @@ class _Batch:
                 job()
         except BaseException as error:  # whatever it is goes to the awaiting task; the worker lives on
             trace = error.__traceback__
-            self._errors.append(error.with_traceback(trace.tb_next if trace else None))  # without this frame
-            self._jobs = iter(())  # for nobody, nor for who comes when the batch has ended
+            self._give_up(error.with_traceback(trace.tb_next if trace else None))  # without this frame
             del trace
+        self._leave()
+        # A failed job's frame leads back to this one: no cycle error -> frames -> batch -> error.
+        del self, job
+
+    async def end(self) -> None:
+        """Return when no job runs any more, cancelled or not; for a task of the runtime's loop.
+
+        Raises:
+            BaseException: what the first failing job raised, bare, with a note on each other one.
+        """
+        interrupted: asyncio.CancelledError | None = None
+        try:
+            with anyio.CancelScope(shield=True):
+                while True:
+                    try:
+                        await self._finished
+                        break
+                    except asyncio.CancelledError as cancellation:  # one past anyio's shield
+                        interrupted = cancellation
+            if interrupted is not None:
+                raise interrupted
+        finally:
+            del self, interrupted  # no cycle, as in `work`
+
+    def fail(self, error: BaseException) -> None:
+        """End the batch with an error, once no worker is at it: none can be had."""
+        with self._lock:
+            self._running += 1
+        self._give_up(error)
+        self._leave()
+
+    def _leave(self) -> None:
         with self._lock:
             self._running -= 1
             last = self._running == 0
         if last:
-            self.finished._finish(exception=self._first_error())
-        # A failed job's frame leads back to this one: no cycle error -> frames -> batch -> error.
-        del self, job
+            self._finished._finish(exception=self._first_error())
+
+    def _give_up(self, error: BaseException) -> None:
+        self._errors.append(error)
+        self._jobs = iter(())  # for nobody, nor for who comes when the batch has ended
 
     def _take(self) -> Callable[[], None] | None:
         with self._lock:
@@ -261,7 +299,7 @@ class _Batch:
         return first
 
 
-async def run_jobs(jobs: Sequence[Callable[[], None]]) -> None:
+async def run_jobs(jobs: Sequence[Callable[[], None]], pool: WorkerPool | None = None) -> None:
     """Run blocking jobs in worker threads, one hop per worker for the whole batch.
 
     Returns when no job runs any more, cancelled or not: the buffers that the jobs touch are the caller's
@@ -269,24 +307,24 @@ async def run_jobs(jobs: Sequence[Callable[[], None]]) -> None:
 
     Args:
         jobs: the calls, in the order in which workers take them. They must not wait for an ``AwaitResult``.
+        pool: the workers; None takes those of the runtime, which wake on processors of their own.
 
     Raises:
         BaseException: what the first failing job raised, bare, with a note on each other one. Jobs that had
-        not
-            begun by then are skipped.
+            not begun by then are skipped.
+        RuntimeError: the pool is closed.
     """
     if not jobs:
         await checkpoint()
         return
-    pool = current_runtime().service(WorkerPool)
-    batch = _Batch(jobs)
-    if len(jobs) >= pool.size:
-        pool.post_to_each(batch.work)
+    workers = current_runtime().service(WorkerPool) if pool is None else pool
+    batch = JobBatch(jobs)
+    if pool is None and len(jobs) >= workers.size:
+        workers.post_to_each(batch.work)
     else:
-        for _ in jobs:
-            pool.post(batch.work)
+        for _ in range(min(len(jobs), workers.size)):
+            workers.post(batch.work)
     try:
-        with anyio.CancelScope(shield=True):
-            await batch.finished
+        await batch.end()
     finally:
         del batch, jobs  # an error's traceback keeps this frame: no cycle error -> frame -> batch -> error
