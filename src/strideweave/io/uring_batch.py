@@ -199,11 +199,11 @@ class Batch:
         """Note what became of operations: bytes moved, or a negative error number."""
         self._under_way -= len(places)
         done = results == self._lengths[places]
-        if done.all():
-            self.left -= len(places)
+        whole = int(np.count_nonzero(done))
+        self.left -= whole
+        if whole == len(places):
             self._lengths[places] = 0
         else:
-            self.left -= int(np.count_nonzero(done))
             self._lengths[places[done]] = 0
             for place, result in zip(places[~done].tolist(), results[~done].tolist(), strict=True):
                 self._resume(place, result)

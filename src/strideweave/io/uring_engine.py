@@ -242,7 +242,7 @@ class UringEngine:
                 return
             places, slots = found["user_data"].view(_NAME)["place"], found["user_data"].view(_NAME)["slot"]
             first = int(slots[0])
-            if (slots == first).all():
+            if np.count_nonzero(slots == first) == len(slots):
                 self._answer(first, places, found["result"])
             else:
                 for slot in sorted(set(slots.tolist())):

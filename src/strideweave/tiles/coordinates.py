@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,12 +54,15 @@ def read_only(ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
 NO_ORDINALS = read_only(np.empty(0, np.int64))
 
 
-def without(ordinals: NDArray[np.int64], others: Container[int]) -> NDArray[np.int64]:
+def without(ordinals: NDArray[np.int64], others: AbstractSet[int]) -> NDArray[np.int64]:
     """Give those of some ordinals that are not among others, in their order.
 
     As Python's numbers: for as few tiles as a request mostly has, NumPy's set operations take several times as long.
     """
-    return np.array([ordinal for ordinal in ordinals.tolist() if ordinal not in others], np.int64)
+    found: list[int] = ordinals.tolist()
+    if others.isdisjoint(found):
+        return ordinals
+    return np.array([ordinal for ordinal in found if ordinal not in others], np.int64)
 
 
 def iterate(values: Any, name: str) -> Iterator[Any]:

@@ -227,7 +227,7 @@ class Ledger:
     def shares_any(self, ordinals: Ordinals) -> bool:
         """Tell whether more than one request needs any of some tiles."""
         if len(ordinals) > _FEW_TILES:
-            return bool((self.needed[ordinals] > 1).any())
+            return bool(np.count_nonzero(self.needed[ordinals] > 1))
         counts = self._counts
         for ordinal in ordinals.tolist():  # noqa: SIM110  a generator takes twice as long
             if counts[ordinal] > 1:

@@ -108,7 +108,7 @@ class ResidencyTable:
         if self._resident == len(self._location):
             return True
         if len(ordinals) > _FEW_TILES:
-            return bool((self._location[ordinals] != _NONE).all())
+            return int(np.count_nonzero(self._location[ordinals])) == len(ordinals)
         cells = self._cells
         for ordinal in ordinals.tolist():  # noqa: SIM110  a generator takes twice as long
             if cells[ordinal] == _NONE:
@@ -117,7 +117,13 @@ class ResidencyTable:
 
     def are_resident(self, ordinals: Ordinals) -> bool:
         """Tell whether the value of each of some tiles is in the primary tier."""
+        if not self._resident:
+            return not len(ordinals)
         return self._resident == len(self._location) or self._are(ordinals, _PRIMARY)
+
+    def any_resident(self, ordinals: Ordinals) -> bool:
+        """Tell whether the value of any of some tiles is in the primary tier."""
+        return bool(self._resident) and bool(self.is_resident(ordinals).any())
 
     def are_stored(self, ordinals: Ordinals) -> bool:
         """Tell whether only the secondary tier has the value of each of some tiles."""
@@ -125,7 +131,7 @@ class ResidencyTable:
 
     def _are(self, ordinals: Ordinals, location: int) -> bool:
         if len(ordinals) > _FEW_TILES:
-            return bool((self._location[ordinals] == location).all())
+            return int(np.count_nonzero(self._location[ordinals] == location)) == len(ordinals)
         cells = self._cells
         for ordinal in ordinals.tolist():  # noqa: SIM110  a generator takes twice as long
             if cells[ordinal] != location:

@@ -103,7 +103,7 @@ def checked_blocks(batch: TransferBatch) -> Sequence[TransferBlock]:
 
 def _lie_within(starts: NDArray[np.int64], last: int) -> bool:
     if len(starts) > _FEW_STARTS:
-        return bool(starts.min() >= 0 and starts.max() <= last)
+        return last >= 0 and bool(starts.view("uint64").max() <= last)  # negative ones are large then
     found = starts.tolist()
     return not found or (min(found) >= 0 and max(found) <= last)
 

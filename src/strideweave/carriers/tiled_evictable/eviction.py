@@ -197,9 +197,7 @@ class Eviction(Transfers):
     def _concerns_any(self, passing: Ordinals) -> bool:
         """Whether any of these tiles, which a request holds, is primary, or needed by another one that may fetch it."""
         with self.lock:
-            if not self.table.are_stored(passing) and self.table.is_resident(passing).any():
-                return True
-            return self.ledger.shares_any(passing)
+            return self.table.any_resident(passing) or self.ledger.shares_any(passing)
 
     def _droppable(self, ordinals: Ordinals, put_off: bool) -> Ordinals:
         """Resident tiles that nobody holds; those that data requests need may be put off. Under the lock.

@@ -104,19 +104,23 @@ class Streaming(Transfers):
                 run of slots for each. Tiles that have to be read are then read to there, and not handed over.
             entry: the calling request, which has reserved its staging; only a memory limit asks for it.
         """
-        if landing is not None and self.table.are_stored(ordinals) and self._read_few(ordinals, landing):
+        stored = self.table.are_stored(ordinals)
+        if stored and landing is not None and self._read_few(ordinals, landing):
             count = len(ordinals)
             self.count(misses=count, streamed=count, bytes_read=count * self.tile_bytes)
             return
-        at_hand = int(np.count_nonzero(self.table.is_resident(ordinals) | self.table.is_implicit(ordinals)))
+        at_hand = 0
+        if not stored:
+            at_hand = int(
+                np.count_nonzero(self.table.is_resident(ordinals) | self.table.is_implicit(ordinals))
+            )
         missing = len(ordinals) - at_hand
         missed = 0
         while len(ordinals):
-            resident, implicit = self.table.is_resident(ordinals), self.table.is_implicit(ordinals)
-            if resident.any():
+            if not stored and (resident := self.table.is_resident(ordinals)).any():
                 wave, ordinals = ordinals[resident], ordinals[~resident]
                 await consume(wave, self.rows(wave))
-            elif implicit.any():
+            elif not stored and (implicit := self.table.is_implicit(ordinals)).any():
                 wave, ordinals = ordinals[implicit], ordinals[~implicit]
                 await consume(wave, [np.zeros(self.grid.tile_size, self.unit)] * len(wave))
             else:
@@ -139,7 +143,8 @@ class Streaming(Transfers):
                         ready = [ordinal for ordinal in ordinals.tolist() if ordinal in passage.staged]
                         if ready:
                             await consume(np.array(ready, np.int64), [passage.staged[one] for one in ready])
-                            ordinals = without(ordinals, passage.staged)
+                            ordinals = without(ordinals, passage.staged.keys())
+            stored = self.table.are_stored(ordinals)
         self.count(hits=at_hand, misses=missed, streamed=missed, shared=missing - missed)
 
     def _read_few(self, ordinals: Ordinals, landing: Landing) -> bool:
@@ -275,10 +280,9 @@ class Streaming(Transfers):
 
     def _unclaimed(self, ordinals: Ordinals) -> Ordinals:
         """Those tiles that no other request has made primary, or put on their way, since they were sorted out."""
-        missing = ordinals[~self.table.is_resident(ordinals)]
-        if not self._passages:
-            return missing
-        return without(missing, self._passages)
+        if self.table.any_resident(ordinals):
+            ordinals = ordinals[~self.table.is_resident(ordinals)]
+        return without(ordinals, self._passages.keys())
 
     async def _read(self, wave: Ordinals, carrier: Carrier, starts: Ordinals) -> None:
         """Read tiles from the secondary tier to these slots of a carrier."""

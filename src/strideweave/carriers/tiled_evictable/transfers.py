@@ -181,11 +181,12 @@ class Transfers(Admission):
 
     def _sort_out(self, ordinals: Ordinals) -> tuple[dict[Passage, list[int]], Ordinals]:
         """The passages that some of these tiles are on, each with those tiles, and the tiles that are on none."""
-        if not self._passages:
+        wanted = ordinals.tolist()
+        if self._passages.keys().isdisjoint(wanted):
             return {}, ordinals
         passages: dict[Passage, list[int]] = {}
         mine: list[int] = []
-        for ordinal in ordinals.tolist():
+        for ordinal in wanted:
             passage = self._passages.get(ordinal)
             if passage is None:
                 mine.append(ordinal)
@@ -198,14 +199,15 @@ class Transfers(Admission):
         """Announce that tiles are on their way until the block ends, however it ends."""
         passage = Passage(staging)
         keys = ordinals.tolist()
-        outer = {key: self._passages[key] for key in keys if key in self._passages}
-        self._passages.update(dict.fromkeys(keys, passage))
+        passages = self._passages
+        outer = {key: passages[key] for key in passages.keys() & keys}
+        passages.update(dict.fromkeys(keys, passage))
         try:
             yield passage
         finally:
             for key in keys:
-                self._passages.pop(key, None)  # None: the request was cut off meanwhile
-            self._passages.update(outer)
+                passages.pop(key, None)  # None: the request was cut off meanwhile
+            passages.update(outer)
             passage.done.set()
 
 
