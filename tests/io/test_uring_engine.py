@@ -382,6 +382,19 @@ def test_an_operation_under_way_does_not_keep_the_interpreter(tmp_path: Path):
     assert in_a_fresh_process(program) == "fine\n"
 
 
+def test_an_engine_that_is_closed_while_cached_bytes_are_read_says_so(big):
+    engine = UringEngine()
+
+    def close_and_find_nothing(spans):
+        engine.close()
+        return 0
+
+    engine._read_cached = close_and_find_nothing
+    with pytest.raises(RuntimeError, match="closed"):
+        run(engine, tiles_of(big, range(2), 4096))
+    assert engine.statistics().bytes_in_flight == 0
+
+
 def test_a_closed_engine_gives_its_descriptors_back():
     before = {path.name for path in Path("/proc/self/fd").iterdir()}
     for _ in range(20):

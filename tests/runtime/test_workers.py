@@ -291,6 +291,37 @@ def test_cancelled_past_anyio_a_batch_ends_when_no_job_runs_any_more_cancel():
     asyncio.run(main())
 
 
+async def test_jobs_of_a_pool_that_closes_meanwhile_have_ended_when_they_are_refused(monkeypatch):
+    pool, started, release, done = WorkerPool(), threading.Event(), threading.Event(), []
+    pool.size = 2
+    post = pool.post
+
+    def job():
+        started.set()
+        release.wait()
+        done.append(1)
+
+    def post_and_close(call):
+        post(call)
+        pool.close()
+
+    monkeypatch.setattr(pool, "post", post_and_close)
+    async with anyio.create_task_group() as group:
+
+        async def run():
+            with pytest.raises(RuntimeError, match="closed"):
+                await run_jobs([job, job], pool)
+            assert done == [1]
+            done.append(2)
+
+        group.start_soon(run)
+        await anyio.to_thread.run_sync(started.wait)
+        await anyio.wait_all_tasks_blocked()
+        assert done == []
+        release.set()
+    assert done == [1, 2]
+
+
 async def test_jobs_of_a_closed_pool_are_refused():
     pool, done = WorkerPool(), []
     pool.close()

@@ -183,6 +183,7 @@ class UringEngine:
 
     async def _work_off(self, batch: Batch) -> None:
         """Submit a batch and return when the kernel has answered for all of it."""
+        self._require_open()  # again: it may have been closed while workers read what was cached
         self._attach()
         slot = self._next_slot
         self._next_slot = (slot + 1) & 0xFFFFFFFF

@@ -319,11 +319,14 @@ async def run_jobs(jobs: Sequence[Callable[[], None]], pool: WorkerPool | None =
         return
     workers = current_runtime().service(WorkerPool) if pool is None else pool
     batch = JobBatch(jobs)
-    if pool is None and len(jobs) >= workers.size:
-        workers.post_to_each(batch.work)
-    else:
-        for _ in range(min(len(jobs), workers.size)):
-            workers.post(batch.work)
+    try:
+        if pool is None and len(jobs) >= workers.size:
+            workers.post_to_each(batch.work)
+        else:
+            for _ in range(min(len(jobs), workers.size)):
+                workers.post(batch.work)
+    except RuntimeError as error:  # it was closed; the first of them may be at work
+        batch.fail(error)
     try:
         await batch.end()
     finally:

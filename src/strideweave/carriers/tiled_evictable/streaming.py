@@ -124,28 +124,39 @@ class Streaming(Transfers):
                 wave, ordinals = ordinals[implicit], ordinals[~implicit]
                 await consume(wave, [np.zeros(self.grid.tile_size, self.unit)] * len(wave))
             else:
-                passages, mine = self._sort_out(ordinals)
-                # Joined first: what others read may have come and gone when this request has read its own. Not under a
-                # limit, where they wait for those who have joined, and would wait for these reads too.
-                join = self.budget is None or not len(mine)
-                with joined(passages if join else {}, self._unstage) as arriving:
-                    if not len(mine):
-                        read = NO_ORDINALS
-                    elif landing is not None:
-                        read = await self._read_in_place(np.sort(mine), landing)
-                    else:
-                        read = await self._read_waves(entry, np.sort(mine), consume)
-                    missed += len(read)
-                    everything = len(read) == len(ordinals)
-                    ordinals = NO_ORDINALS if everything else without(ordinals, set(read.tolist()))
-                    for passage in arriving:
-                        await passage.done.wait()
-                        ready = [ordinal for ordinal in ordinals.tolist() if ordinal in passage.staged]
-                        if ready:
-                            await consume(np.array(ready, np.int64), [passage.staged[one] for one in ready])
-                            ordinals = without(ordinals, passage.staged.keys())
+                ordinals, read = await self._read_missing(ordinals, consume, landing, entry)
+                missed += read
             stored = self.table.are_stored(ordinals)
         self.count(hits=at_hand, misses=missed, streamed=missed, shared=missing - missed)
+
+    async def _read_missing(
+        self, ordinals: Ordinals, consume: Consumer, landing: Landing | None, entry: LedgerEntry | None
+    ) -> tuple[Ordinals, int]:
+        """Read missing tiles that nobody else is reading, and hand over those that others have read by then.
+
+        Returns:
+            The tiles that are still to be handed over, and how many were read.
+        """
+        passages, mine = self._sort_out(ordinals)
+        # Joined first: what others read may have come and gone when this request has read its own. Not under a
+        # limit, where they wait for those who have joined, and would wait for these reads too.
+        join = self.budget is None or not len(mine)
+        with joined(passages if join else {}, self._unstage) as arriving:
+            if not len(mine):
+                read = NO_ORDINALS
+            elif landing is not None:
+                read = await self._read_in_place(np.sort(mine), landing)
+            else:
+                read = await self._read_waves(entry, np.sort(mine), consume)
+            everything = len(read) == len(ordinals)
+            ordinals = NO_ORDINALS if everything else without(ordinals, set(read.tolist()))
+            for passage in arriving:
+                await passage.done.wait()
+                ready = [ordinal for ordinal in ordinals.tolist() if ordinal in passage.staged]
+                if ready:
+                    await consume(np.array(ready, np.int64), [passage.staged[one] for one in ready])
+                    ordinals = without(ordinals, passage.staged.keys())
+        return ordinals, len(read)
 
     def _read_few(self, ordinals: Ordinals, landing: Landing) -> bool:
         """Read a few missing tiles to where they are wanted, in this turn of the loop; False where that takes longer.
