@@ -303,6 +303,7 @@ async def test_jobs_of_a_pool_that_closes_meanwhile_have_ended_when_they_are_ref
 
     def post_and_close(call):
         post(call)
+        started.wait()
         pool.close()
 
     monkeypatch.setattr(pool, "post", post_and_close)
@@ -315,7 +316,6 @@ async def test_jobs_of_a_pool_that_closes_meanwhile_have_ended_when_they_are_ref
             done.append(2)
 
         group.start_soon(run)
-        await anyio.to_thread.run_sync(started.wait)
         await anyio.wait_all_tasks_blocked()
         assert done == []
         release.set()
