@@ -247,7 +247,7 @@ class JobBatch:
         del self, job
 
     async def end(self) -> None:
-        """Return when no job runs any more, cancelled or not; for a task of the runtime's loop.
+        """Return when no job runs any more, cancelled or not.
 
         Raises:
             BaseException: what the first failing job raised, bare, with a note on each other one.
