@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -159,6 +162,37 @@ def test_concurrent_batches_do_not_mix(big: OpenFile, engine: Engine) -> None:
         for span in batch:
             assert np.array_equal(span.buffer, CONTENT[span.offset : span.offset + 16384])
     assert engine.statistics() == EngineStatistics(64, 192, 192 * 16384, 0, 0, 0)
+
+
+def is_gone(reference: weakref.ref[object]) -> bool:
+    """Wait for what another thread lets go of a moment after it has reported."""
+    for _ in range(1000):
+        if reference() is None:
+            return True
+        time.sleep(0.001)
+    return False
+
+
+def test_the_buffers_of_a_failed_read_are_let_go_without_the_cycle_collector(
+    big: OpenFile, engine: Engine
+) -> None:
+    memories: list[weakref.ref[object]] = []
+
+    async def main() -> None:
+        memory = np.zeros(4 * MIB, np.uint8)
+        memories.append(weakref.ref(memory))
+        task = asyncio.ensure_future(engine.read([FileSpan(big, 5 * MIB, memory)]))
+        del memory
+        await asyncio.wait([task])
+        assert isinstance(task.exception(), ShortFileError)
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(main())
+        assert is_gone(memories[0])
+    finally:
+        gc.enable()
 
 
 def test_a_closed_engine_refuses_batches(big: OpenFile, engine: Engine) -> None:

@@ -38,13 +38,14 @@ class AiofilesEngine(ThreadEngine):
 
     async def _hop(self, batch: JobBatch) -> None:
         try:
-            await _call(batch.work, executor=self._pool)
+            await _call([batch], executor=self._pool)
         except RuntimeError as error:  # the pool is closed
             batch.fail(error)
 
 
-def _run(work: Callable[[], None]) -> None:
-    work()
+def _run(batches: list[JobBatch]) -> None:
+    # Taken out: a failed job's frame leads back to this one, and to who called it, which must not lead to the batch.
+    batches.pop().work()
 
 
 _call = aiofiles.os.wrap(_run)
