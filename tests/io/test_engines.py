@@ -173,18 +173,26 @@ def is_gone(reference: weakref.ref[object]) -> bool:
     return False
 
 
-def test_the_buffers_of_a_failed_read_are_let_go_without_the_cycle_collector(
-    big: OpenFile, engine: Engine
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("how", ["failed", "cancelled"])
+def test_buffers_are_let_go_without_the_cycle_collector(
+    big: OpenFile, engine: Engine, monkeypatch: pytest.MonkeyPatch, how: str, cached: bool
 ) -> None:
+    if not cached and engine.name == "uring":
+        monkeypatch.setattr(engine, "_read_cached", lambda spans: 0)  # so that it goes to the ring
     memories: list[weakref.ref[object]] = []
 
     async def main() -> None:
         memory = np.zeros(4 * MIB, np.uint8)
         memories.append(weakref.ref(memory))
-        task = asyncio.ensure_future(engine.read([FileSpan(big, 5 * MIB, memory)]))
+        start = 5 * MIB if how == "failed" else 4 * MIB
+        task = asyncio.ensure_future(engine.read([FileSpan(big, start, memory)]))
         del memory
+        await asyncio.sleep(0)
+        if how == "cancelled":
+            task.cancel()
         await asyncio.wait([task])
-        assert isinstance(task.exception(), ShortFileError)
+        assert task.cancelled() if how == "cancelled" else isinstance(task.exception(), ShortFileError)
 
     gc.collect()
     gc.disable()

@@ -613,3 +613,31 @@ def test_waiting_in_a_signal_handler_that_interrupted_the_library_is_refused():
             signal.raise_signal(signal.SIGUSR1)  # nobody has to be waited for
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_cancelled_observer_is_let_go_without_the_cycle_collector():
+    class Value:
+        pass
+
+    handle, values = AwaitResult(), []
+
+    async def observe(value):
+        await handle
+
+    async def main():
+        value = Value()
+        values.append(weakref.ref(value))
+        task = asyncio.ensure_future(observe(value))
+        del value
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(main())
+        assert values[0]() is None
+    finally:
+        gc.enable()

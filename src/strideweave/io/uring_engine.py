@@ -206,7 +206,10 @@ class UringEngine:
         del self._batches[slot]
         batch.count()
         if interrupted is not None:
-            raise interrupted
+            try:
+                raise interrupted
+            finally:
+                del interrupted  # no cycle exception -> frame -> exception, which would keep the buffers
         batch.raise_first_error()
 
     # The ring: loop thread only

@@ -217,6 +217,7 @@ class AwaitResult(Uncopied, Awaitable[T_co], Generic[T_co]):
         asleep: Callable[[], Generator[Any, Any, None]]
         if task is not None:  # a bare future: an anyio.Event costs several times as much
             loop = task.get_loop()
+            del task  # its cancellation keeps this frame: no cycle task -> exception -> frame -> task
             future: asyncio.Future[None] = loop.create_future()
             waker = partial(wake_ups_of(loop).wake, future)
             asleep = future.__await__
