@@ -291,7 +291,7 @@ class Streaming(Transfers):
 
     def _unclaimed(self, ordinals: Ordinals) -> Ordinals:
         """Those tiles that no other request has made primary, or put on their way, since they were sorted out."""
-        if self.table.any_resident(ordinals):
+        if self.table.resident_count:
             ordinals = ordinals[~self.table.is_resident(ordinals)]
         return without(ordinals, self._passages.keys())
 
