@@ -34,6 +34,15 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def no_collector() -> Iterator[None]:
+    """No cycle collector, so that what goes does so with the last reference to it."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
 def disk_path(tmp_path: Path) -> Iterator[Path]:
     """A fresh directory on a file system that is not in memory: those take any misalignment."""
     if not is_in_memory(tmp_path):

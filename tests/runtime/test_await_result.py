@@ -3,7 +3,6 @@
 import asyncio
 import concurrent.futures
 import contextlib
-import gc
 import signal
 import sys
 import threading
@@ -155,7 +154,7 @@ def test_other_exceptions_pass_unchanged(error):
 
 
 @pytest.mark.parametrize("awaited", [False, True])
-def test_a_raised_exception_and_its_handle_are_no_cycle(awaited):
+def test_a_raised_exception_and_its_handle_are_no_cycle(no_collector, awaited):
     """A failed request's handle, and what its traceback keeps, go without waiting for the garbage collector."""
 
     def wait(handles):
@@ -169,17 +168,12 @@ def test_a_raised_exception_and_its_handle_are_no_cycle(awaited):
     handle = AwaitResult.failed(raised(OSError()))
     gone, handles = weakref.ref(handle), [handle, handle]
     del handle
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(2):
-            if awaited:
-                anyio.run(wait_async, handles)
-            else:
-                wait(handles)
-        assert gone() is None
-    finally:
-        gc.enable()
+    for _ in range(2):
+        if awaited:
+            anyio.run(wait_async, handles)
+        else:
+            wait(handles)
+    assert gone() is None
 
 
 @pytest.mark.parametrize("daemon", [True, False])
@@ -615,7 +609,7 @@ def test_waiting_in_a_signal_handler_that_interrupted_the_library_is_refused():
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_cancelled_observer_is_let_go_without_the_cycle_collector():
+def test_a_cancelled_observer_is_let_go_without_the_cycle_collector(no_collector):
     class Value:
         pass
 
@@ -634,10 +628,5 @@ def test_a_cancelled_observer_is_let_go_without_the_cycle_collector():
         await asyncio.wait([task])
         assert task.cancelled()
 
-    gc.collect()
-    gc.disable()
-    try:
-        asyncio.run(main())
-        assert values[0]() is None
-    finally:
-        gc.enable()
+    asyncio.run(main())
+    assert values[0]() is None

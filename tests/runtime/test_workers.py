@@ -15,6 +15,7 @@ import pytest
 from strideweave.runtime import AwaitResult, TaskScope, WorkerPool, current_runtime, run_jobs, worker_count
 from strideweave.runtime import workers as workers_module
 from strideweave.runtime.workers import _Worker, share_bytes
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -24,6 +25,26 @@ def pool():
     pool = WorkerPool()
     yield pool
     pool.shutdown()
+
+
+class HeldJob:
+    """A job that begins, says so, and ends when it is told to."""
+
+    def __init__(self):
+        self.started, self.release = threading.Event(), threading.Event()
+        self.ended = []
+
+    def __call__(self):
+        self.started.set()
+        self.release.wait()
+        self.ended.append(1)
+
+
+@pytest.fixture
+def held():
+    job = HeldJob()
+    yield job
+    job.release.set()
 
 
 @pytest.fixture
@@ -237,73 +258,54 @@ async def test_a_batch_without_a_worker_ends_with_what_it_was_failed_with():
     assert done == []
 
 
-async def test_a_batch_that_is_failed_ends_when_the_job_under_way_has():
-    started, release, ended = threading.Event(), threading.Event(), []
-
-    def job():
-        started.set()
-        release.wait()
-        ended.append(1)
-
-    batch = workers_module.JobBatch([job, lambda: ended.append(2)])
+async def test_a_batch_that_is_failed_ends_when_the_job_under_way_has(held):
+    batch = workers_module.JobBatch([held, lambda: held.ended.append(2)])
     thread = threading.Thread(target=batch.work)
     thread.start()
-    started.wait()
+    held.started.wait()
     batch.fail(RuntimeError("no second worker"))
     async with anyio.create_task_group() as group:
 
         async def end():
             with pytest.raises(RuntimeError, match="no second worker"):
                 await batch.end()
-            ended.append(3)
+            held.ended.append(3)
 
         group.start_soon(end)
         await anyio.wait_all_tasks_blocked()
-        assert ended == []
-        release.set()
-    assert ended == [1, 3]
+        assert held.ended == []
+        held.release.set()
+    assert held.ended == [1, 3]
     thread.join()
 
 
-def test_cancelled_past_anyio_a_batch_ends_when_no_job_runs_any_more_cancel():
-    started, release, ended = threading.Event(), threading.Event(), []
-
-    def job():
-        started.set()
-        release.wait()
-        ended.append(1)
-
+def test_cancelled_past_anyio_a_batch_ends_when_no_job_runs_any_more_cancel(held):
     async def main():
         pool = WorkerPool()
-        task = asyncio.ensure_future(run_jobs([job], pool))
-        await anyio.to_thread.run_sync(started.wait)
+        task = asyncio.ensure_future(run_jobs([held], pool))
+        await anyio.to_thread.run_sync(held.started.wait)
         for _ in range(3):
             task.cancel()
             await asyncio.sleep(0)
             assert not task.done()
-        assert ended == []
-        release.set()
+        assert held.ended == []
+        held.release.set()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert ended == [1]
+        assert held.ended == [1]
         pool.shutdown()
 
     asyncio.run(main())
 
 
-async def test_jobs_of_a_pool_that_closes_meanwhile_have_ended_when_they_are_refused(monkeypatch):
-    pool, started, release, done = WorkerPool(), threading.Event(), threading.Event(), []
+async def test_jobs_of_a_pool_that_closes_meanwhile_have_ended_when_they_are_refused(monkeypatch, held):
+    pool = WorkerPool()
     pool.size = 2
     post = pool.post
 
-    def job():
-        started.set()
-        release.wait()
-        done.append(1)
-
     def post_and_close(call):
         post(call)
-        started.wait()
+        held.started.wait()
         pool.close()
 
     monkeypatch.setattr(pool, "post", post_and_close)
@@ -311,15 +313,15 @@ async def test_jobs_of_a_pool_that_closes_meanwhile_have_ended_when_they_are_ref
 
         async def run():
             with pytest.raises(RuntimeError, match="closed"):
-                await run_jobs([job, job], pool)
-            assert done == [1]
-            done.append(2)
+                await run_jobs([held, held], pool)
+            assert held.ended == [1]
+            held.ended.append(2)
 
         group.start_soon(run)
         await anyio.wait_all_tasks_blocked()
-        assert done == []
-        release.set()
-    assert done == [1, 2]
+        assert held.ended == []
+        held.release.set()
+    assert held.ended == [1, 2]
 
 
 async def test_jobs_of_a_closed_pool_are_refused():
@@ -330,33 +332,26 @@ async def test_jobs_of_a_closed_pool_are_refused():
     assert done == []
 
 
-async def test_cancelled_batch_returns_only_when_no_job_runs_any_more_cancel():
+async def test_cancelled_batch_returns_only_when_no_job_runs_any_more_cancel(held):
     """The buffers of the jobs are the caller's again when the call ends, cancelled or not."""
-    started, release, ended = threading.Event(), threading.Event(), []
-
-    def job():
-        started.set()
-        release.wait()
-        ended.append(1)
-
     reached = []
     async with anyio.create_task_group() as group:
 
         async def batch():
-            await run_jobs([job])
+            await run_jobs([held])
             reached.append("after")
             await anyio.lowlevel.checkpoint()
             reached.append("never")
 
         group.start_soon(batch)
-        while not started.is_set():
+        while not held.started.is_set():
             await anyio.lowlevel.checkpoint()
         group.cancel_scope.cancel()
         with anyio.CancelScope(shield=True):
             await anyio.wait_all_tasks_blocked()
-            assert (ended, reached) == ([], [])
-            release.set()
-    assert ended == [1]
+            assert (held.ended, reached) == ([], [])
+            held.release.set()
+    assert held.ended == [1]
     assert reached == ["after"]
 
 
@@ -389,7 +384,9 @@ async def test_finished_jobs_and_their_arrays_are_let_go(scope):
 
 
 @pytest.mark.parametrize("jobs", [1, 5])
-async def test_failed_jobs_are_let_go_with_their_error_and_without_the_cycle_collector(scope, jobs):
+async def test_failed_jobs_are_let_go_with_their_error_and_without_the_cycle_collector(
+    scope, no_collector, jobs
+):
     class Array:
         pass
 
@@ -398,19 +395,10 @@ async def test_failed_jobs_are_let_go_with_their_error_and_without_the_cycle_col
 
     array = Array()
     gone = weakref.ref(array)
-    gc.collect()
-    gc.disable()
-    try:
-        with pytest.raises(OSError, match="broken"):
-            await scope.start(AwaitResult(), run_jobs, [partial(fail, array)] * jobs)
-        del array
-        for _ in range(1000):  # the worker lets go a moment after it has reported
-            if gone() is None:
-                break
-            await anyio.sleep(0.001)
-        assert gone() is None
-    finally:
-        gc.enable()
+    with pytest.raises(OSError, match="broken"):
+        await scope.start(AwaitResult(), run_jobs, [partial(fail, array)] * jobs)
+    del array
+    until(lambda: gone() is None)  # the worker lets go a moment after it has reported
 
 
 # --- the pool as an executor ---

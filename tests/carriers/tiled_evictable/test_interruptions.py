@@ -4,7 +4,6 @@ Contract, section 6: *a request that fails before it starts work raises from the
 and ownership as they were*.
 """
 
-import gc
 import os
 
 import numpy as np
@@ -14,13 +13,8 @@ from interruptions import interrupted_everywhere
 from strideweave import CPU, FileBacked, Tensor, TileSet, add, asarray, move_async
 from strideweave.runtime.locks import holds_short_lock
 
-
-@pytest.fixture(autouse=True)
-def no_collector():
-    """It would run finalizers in the midst of a call, which are interrupted without a word."""
-    gc.disable()
-    yield
-    gc.enable()
+# The collector would run finalizers in the midst of a call, which are interrupted without a word.
+pytestmark = pytest.mark.usefixtures("no_collector")
 
 
 def tiles(*experts):

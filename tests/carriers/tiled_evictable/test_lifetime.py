@@ -1,6 +1,5 @@
 """A tiled carrier that nobody holds any more goes at once, tiles and all, without the cycle collector."""
 
-import gc
 import os
 import threading
 import weakref
@@ -19,14 +18,6 @@ def let_the_loop_finish():
         passed = threading.Event()
         current_runtime().post(passed.set)
         assert passed.wait(10)
-
-
-@pytest.fixture
-def no_collector():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def fail(model, moves):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
 
@@ -613,22 +612,17 @@ class TestManySmallTiles:
         assert np.array_equal(source.numpy(), values)
 
 
-def test_nothing_is_left_when_they_are_dropped(make_model) -> None:
+def test_nothing_is_left_when_they_are_dropped(make_model, no_collector) -> None:
     """Results and gradients go with the last reference to them, not with the collector."""
     model = make_model()
-    gc.collect()
-    gc.disable()
-    try:
-        compact = compact_of(model, 2, 5)
-        result = scatter(model, compact, 2, 5, reduction="add").wait()
-        seen = result.carrier.project(result, model.select(5)).wait()
-        reduce_sum(seen * seen).backward()
-        carriers = [result.carrier, model.tensor.grad.carrier, compact.carrier, seen.carrier]
-        gone = [weakref.ref(carrier) for carrier in carriers]
-        model.tensor.grad = None
-        del carriers, compact, result, seen
-        for _ in range(3):  # the loop lets go of what its last task held
-            model.project(0).wait()
-        assert [reference() for reference in gone] == [None] * 4
-    finally:
-        gc.enable()
+    compact = compact_of(model, 2, 5)
+    result = scatter(model, compact, 2, 5, reduction="add").wait()
+    seen = result.carrier.project(result, model.select(5)).wait()
+    reduce_sum(seen * seen).backward()
+    carriers = [result.carrier, model.tensor.grad.carrier, compact.carrier, seen.carrier]
+    gone = [weakref.ref(carrier) for carrier in carriers]
+    model.tensor.grad = None
+    del carriers, compact, result, seen
+    for _ in range(3):  # the loop lets go of what its last task held
+        model.project(0).wait()
+    assert [reference() for reference in gone] == [None] * 4
