@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strideweave.io import piecework, thread_engine
+from strideweave.io.aiofiles_engine import AiofilesEngine
 from strideweave.io.engine import EngineStatistics
 from strideweave.io.files import OpenFile
 from strideweave.io.positioned import FileSpan, read_spans
@@ -232,3 +233,36 @@ def test_after_an_error_the_remaining_pieces_are_skipped(
     with pytest.raises(OSError, match="Input/output error"):
         asyncio.run(engine.read(tiles_of(big, list(range(8)), MIB)))
     assert 1 <= len(taken) <= worker_count()
+
+
+@pytest.mark.parametrize("moment", ["before its first step", "while all threads are busy", "at work"])
+def test_a_batch_ends_when_what_carries_it_to_the_threads_is_cancelled_cancel(moment: str) -> None:
+    engine = AiofilesEngine()
+    gate = Gate(lambda _: None)
+
+    async def main() -> None:
+        here = asyncio.current_task()
+        busy = [engine._pool.submit(gate.open.wait, 30) for _ in range(worker_count())]
+        if moment != "while all threads are busy":
+            gate.open.set()
+            await asyncio.wait([asyncio.wrap_future(each) for each in busy])
+            gate.open.clear()
+        batch = asyncio.create_task(engine._have_done([lambda: gate([])]))
+        await asyncio.sleep(0)
+        if moment == "at work":
+            await asyncio.to_thread(gate.begun.wait, 30)
+        elif moment == "while all threads are busy":
+            await asyncio.sleep(0)  # its first step
+        for hop in asyncio.all_tasks() - {here, batch}:
+            hop.cancel()
+        if moment == "at work":
+            await asyncio.wait([batch], timeout=0.05)
+            assert not batch.done()
+            gate.open.set()
+        with pytest.raises(RuntimeError, match="to a thread was cancelled"):
+            await asyncio.wait_for(batch, 30)
+        gate.open.set()
+
+    asyncio.run(main())
+    engine.close()
+    assert gate.begun.is_set() is (moment == "at work")

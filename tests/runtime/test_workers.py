@@ -447,6 +447,25 @@ def test_a_closed_pool_refuses_calls_and_runs_those_it_has(pool):
     assert sorted(done) == list(range(20))
 
 
+def test_what_a_pool_takes_while_it_closes_is_run(pool, monkeypatch):
+    """A call behind the marks that end the threads would never be."""
+    pool.submit(int).result()
+    put, closing = pool._calls.put, threading.Thread(target=pool.close)
+
+    class Calls:
+        get = pool._calls.get
+
+        def put(self, call):
+            if call is not None:
+                closing.start()
+                closing.join(0.2)  # as far as it comes
+            put(call)
+
+    monkeypatch.setattr(pool, "_calls", Calls())
+    assert pool.submit(lambda: "run").result(10) == "run"
+    closing.join()
+
+
 def test_without_threads_to_be_had_the_caller_works_itself(pool, monkeypatch):
     """Python 3.12 starts no thread once the interpreter is exiting, and writes must still reach their file."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import aiofiles.os
@@ -28,7 +29,7 @@ class AiofilesEngine(ThreadEngine):
 
     async def _have_done(self, jobs: Sequence[Callable[[], None]]) -> None:
         batch = JobBatch(jobs)
-        hops = [asyncio.ensure_future(self._hop(batch)) for _ in range(min(len(jobs), self._pool.size))]
+        hops = [self._hop(batch) for _ in range(min(len(jobs), self._pool.size))]
         try:
             await batch.end()
         finally:
@@ -36,11 +37,18 @@ class AiofilesEngine(ThreadEngine):
                 await asyncio.wait(hops)  # they are about to end, too
             del batch, jobs, hops  # as in `run_jobs`
 
-    async def _hop(self, batch: JobBatch) -> None:
-        try:
-            await _call([batch], executor=self._pool)
-        except RuntimeError as error:  # the pool is closed
-            batch.fail(error)
+    def _hop(self, batch: JobBatch) -> asyncio.Future[None]:
+        hop: asyncio.Future[None] = asyncio.ensure_future(_call([batch], executor=self._pool))
+        hop.add_done_callback(partial(_account_for, batch))
+        return hop
+
+
+def _account_for(batch: JobBatch, hop: asyncio.Future[None]) -> None:
+    """Have the batch end with what kept a hop from its jobs."""
+    if hop.cancelled():
+        batch.fail(RuntimeError("the task that was to carry the reads or writes to a thread was cancelled"))
+    elif (error := hop.exception()) is not None:  # the pool is closed
+        batch.fail(error)
 
 
 def _run(batches: list[JobBatch]) -> None:

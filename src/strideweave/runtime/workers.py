@@ -71,7 +71,9 @@ class WorkerPool(Executor):
         self.size = worker_count()
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._threads: list[_Worker] = []
-        self._starting = threading.Lock()
+        self._changing = (
+            threading.Lock()
+        )  # held while threads start, while a call is posted, while the pool closes
         self._closed = False
 
     def post(self, call: Callable[[], object]) -> None:
@@ -82,15 +84,17 @@ class WorkerPool(Executor):
         Raises:
             RuntimeError: the pool is closed.
         """
-        self._get_ready()
-        if self._threads:
-            self._calls.put(call)
-        else:
-            call()
+        with self._changing:  # behind what ends the threads, nobody would come for it
+            self._get_ready()
+            if self._threads:
+                self._calls.put(call)
+                return
+        call()
 
     def post_to_each(self, call: Callable[[], object]) -> None:
         """Post ``call`` once for each worker, as ``post`` does; those that are idle wake on processors of their own."""
-        self._get_ready()
+        with self._changing:
+            self._get_ready()
         if len(self._threads) == self.size:
             _spread(self._threads)
         for _ in range(self.size):
@@ -119,7 +123,7 @@ class WorkerPool(Executor):
 
     def close(self) -> None:
         """Let the threads end after the calls they have; does not wait for them. Idempotent."""
-        with self._starting:
+        with self._changing:
             self._closed = True
             for _ in self._threads:
                 self._calls.put(None)
@@ -132,23 +136,20 @@ class WorkerPool(Executor):
                 thread.join()
 
     def _get_ready(self) -> None:
-        """Start threads that are missing, unless the pool is closed.
+        """Start threads that are missing, unless the pool is closed; under the lock.
 
         Raises:
             RuntimeError: it is.
         """
         if self._closed:
             raise RuntimeError("the worker pool is closed")
-        if len(self._threads) == self.size:
-            return
-        with self._starting:
-            while len(self._threads) < self.size:
-                thread = _Worker(self._calls, len(self._threads))
-                try:
-                    thread.start()
-                except RuntimeError:
-                    return  # out of threads, or the interpreter is exiting: go on with those we have
-                self._threads.append(thread)
+        while len(self._threads) < self.size:
+            thread = _Worker(self._calls, len(self._threads))
+            try:
+                thread.start()
+            except RuntimeError:
+                return  # out of threads, or the interpreter is exiting: go on with those we have
+            self._threads.append(thread)
 
 
 class _Worker(threading.Thread):
