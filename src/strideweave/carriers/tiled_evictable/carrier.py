@@ -154,7 +154,9 @@ class TiledEvictable(TileHierarchy):
         """Start writing every tile that is dirty now to the secondary tier; it stays primary and becomes clean.
 
         All of them become clean or none does. Requests that read share the tiles meanwhile; what would change or
-        move one meets a conflict. What unfinished work is about to make dirty is not written.
+        move one meets a conflict. What unfinished work is about to make dirty is not written. Over a read-only
+        secondary tier, such as a file opened without ``mutable=True``, tiles are written to a spill beside it, and
+        the file stays as it is.
 
         With ``durable`` everything that the secondary tier holds by then, what was evicted or planned to leave
         before included, survives a loss of power: an ``fdatasync`` of its file or device. A spill file is gone with
