@@ -145,6 +145,7 @@ def test_a_slot_of_a_damaged_tile_cannot_be_written_alone(store, opened):
     with pytest.raises(DamagedTileError):
         carrier[0] = 1.0
     carrier[10] = 1.0
+    carrier.flush()
 
 
 def test_verify_reads_every_tile_and_names_the_damaged_ones(store):

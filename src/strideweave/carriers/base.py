@@ -248,6 +248,10 @@ class Carrier(CarrierSlots):
         if bearer is not self:
             await bearer._persist()
 
+    def _outlasts_release(self) -> bool:
+        """Whether others find what was written here after the release, as in a file that stays."""
+        return False
+
     def _writing_durably(self) -> AbstractContextManager[None]:
         """What writes are made in that ``_persist`` follows; a class may send them another way."""
         bearer = self._bearer()

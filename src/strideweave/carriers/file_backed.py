@@ -194,6 +194,9 @@ class FileBacked(FileCarrier):
             file.truncate(count * self._dtype.itemsize)
             self._size = count
 
+    def _outlasts_release(self) -> bool:
+        return self._mutable and not self._spills
+
     def _discard(self, start: int, slots: int) -> None:
         self._require_live()
         if self._spills and self._opened is not None:

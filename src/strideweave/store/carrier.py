@@ -120,6 +120,9 @@ class StoreBacked(InPlaceCarrier):
             place += slots
         return pieces
 
+    def _outlasts_release(self) -> bool:
+        return self._files.writable
+
     async def _persist(self) -> None:
         """Make what was written durable; nothing was through a store that was opened for reading."""
         if self._files.writable:

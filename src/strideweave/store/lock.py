@@ -70,8 +70,8 @@ def _locked(path: str) -> int:
         os.close(number)
         if not locked:  # and otherwise it is of a store that was just replaced
             message = (
-                f"{holder} has this store open for writing, and only one may; close it there, or open the store "
-                'with mode="r"'
+                f"{holder} has this store open for writing, and only one may; release its carrier there, or open the "
+                'store with mode="r"'
             )
             raise OSError(errno.EBUSY, message, path)
 

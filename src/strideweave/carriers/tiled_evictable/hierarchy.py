@@ -17,6 +17,7 @@ from strideweave.carriers.tiled_evictable.statistics import TiledStatistics
 from strideweave.carriers.tiled_evictable.store import PrimaryStore, SecondaryStore
 from strideweave.carriers.tiled_evictable.tiers import bind_policy, check_tiers, starting_location
 from strideweave.carriers.tiled_evictable.traffic import TileTraffic
+from strideweave.carriers.tiled_evictable.unwritten import unwritten_tiles, warn_unwritten
 from strideweave.layout.int_tuple import as_integer
 from strideweave.tensor import Tensor
 from strideweave.tiles.gather import CompactGeometry
@@ -100,6 +101,26 @@ class TileHierarchy(DependentCarrier):
                 memory_limit=limit,
             )
             begin_serving(residency_policy, self)
+
+    def release(self) -> None:
+        """Give the storage of both tiers back; what is dirty is lost. A second call does nothing.
+
+        ``flush()`` before it writes dirty tiles to the secondary tier. Where that is a file or a store that stays, and
+        dirty tiles are lost after all, a ``RuntimeWarning`` says how many.
+
+        Raises:
+            OwnershipError: a composite or an unfinished request owns the carrier.
+            PendingWorkError: requests of this carrier are unfinished; nothing was released.
+        """
+        unwritten = unwritten_tiles(self._traffic.table, self._secondary)
+        super().release()
+        warn_unwritten(unwritten, "released")  # after it, for a filter may make an error of the warning
+
+    def __del__(self) -> None:
+        traffic = self.__dict__.get("_traffic")  # not there if the constructor has raised
+        unwritten = unwritten_tiles(traffic.table, self._secondary) if traffic is not None else 0
+        super().__del__()
+        warn_unwritten(unwritten, "dropped without release()")
 
     # Geometry and tiers
 
