@@ -229,7 +229,9 @@ def test_other_formats_have_nothing_to_verify(tmp_path: Path):
 def test_a_grid_is_drawn(checkpoint: Path, store: Path, tmp_path: Path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "grid.svg"
-    assert run("inspect", checkpoint, "--tensor", PATTERN, "--plot", picture).exit_code == 0
+    drawn = run("inspect", checkpoint, "--tensor", PATTERN, "--plot", picture)
+    assert drawn.exit_code == 0
+    assert drawn.stdout.endswith(f"\ndrawn in {picture}\n")
     assert "part1.safetensors" in picture.read_text("utf-8")
     (store / "tiles.bin").write_bytes(b"")
     assert run("inspect", store, "--plot", picture).exit_code == 1

@@ -96,6 +96,8 @@ from strideweave.runtime.await_result import AwaitResult
 from strideweave.store import save_tiled, save_tiled_async
 from strideweave.tensor import Tensor
 
+__version__ = "0.1.0"
+
 __all__ = [
     "CPU",
     "LRU",

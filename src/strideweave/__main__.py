@@ -14,7 +14,11 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in {"typer", "rich"}:
             raise
-        sys.exit("the command line needs the extra 'cli': pip install 'strideweave[cli]'")
+        print(
+            "strideweave: the command line needs the extra 'cli': pip install 'strideweave[cli]'",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     except KeyboardInterrupt:
         print("strideweave: interrupted", file=sys.stderr)
         sys.exit(130)

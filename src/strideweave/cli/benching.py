@@ -13,7 +13,7 @@ import numpy as np
 import typer
 
 from strideweave.cli.byte_map import ByteMap
-from strideweave.cli.geometry import extents_in_words, geometry_fields
+from strideweave.cli.geometry import counted, extents_in_words, geometry_fields
 from strideweave.cli.measuring import Case, Measurement
 from strideweave.cli.output import JsonOption, as_table, print_json
 from strideweave.cli.progress import progress
@@ -151,9 +151,10 @@ def _fields(case: Case) -> dict[str, Any]:
 def _in_words(found: dict[str, Any], cases: list[Case]) -> str:
     request = found["request"]
     lines = [
-        f"{found['path'] or 'a scratch file'}: {found['tiles']:,} tiles of {size_in_words(found['tile_bytes'])} "
-        f"({extents_in_words(found['tile_shape'])}); a request has {request['tiles']} random ones along axis "
-        f"{request['axis']}, {size_in_words(request['bytes'])}; {found['turns']} turns, engine {found['engine']}"
+        f"{found['path'] or 'a scratch file'}: {counted(found['tiles'], 'tile')} of "
+        f"{size_in_words(found['tile_bytes'])} ({extents_in_words(found['tile_shape'])}); a request has "
+        f"{request['tiles']} random ones along axis {request['axis']}, {size_in_words(request['bytes'])}; "
+        f"{found['turns']} turns, engine {found['engine']}"
     ]
     if found["checks_tiles"]:
         lines.append("project compares every tile that it reads with its checksum; the others do not")

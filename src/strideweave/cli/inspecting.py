@@ -61,6 +61,8 @@ def inspect(
         print_json(found.fields())
     else:
         typer.echo(_in_words(found))
+        if plot is not None:
+            typer.echo(printable(f"drawn in {plot}"))
     if found.damage:
         raise typer.Exit(BROKEN)
 

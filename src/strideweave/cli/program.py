@@ -7,12 +7,12 @@ import io
 import os
 import re
 import sys
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from strideweave import __version__
 from strideweave.errors import FormatError, printable
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Command(TyperCommand):
             complain(ctx.command_path, "interrupted")
             raise typer.Exit(INTERRUPTED) from error
         except BrokenPipeError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the last flush does not fail again
+            _stop_printing()
             raise typer.Exit(_CLOSED_PIPE) from error
         except FormatError as error:
             complain(ctx.command_path, error)
@@ -73,6 +73,12 @@ class _Program(TyperGroup):
         except (typer.Abort, KeyboardInterrupt):
             complain(self.name or "strideweave", "interrupted")
             sys.exit(INTERRUPTED)
+        except SystemExit as error:
+            if not isinstance(error.__context__, BrokenPipeError):
+                raise
+            # What typer prints itself, such as a help: of a closed pipe it says 1, which is a check that failed here.
+            _stop_printing()
+            sys.exit(_CLOSED_PIPE)
         except OSError as error:  # a help that could not be printed
             complain(self.name or "strideweave", error)
             sys.exit(UNUSABLE)
@@ -85,6 +91,11 @@ def complain(command: str, error: object) -> None:
         print(f"{command}: {printable(_in_one_line(error))}", file=sys.stderr, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # so that the last flush does not fail again
+
+
+def _stop_printing() -> None:
+    """Send the rest of standard output nowhere, so that the last flush does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def help_of(command: Callable[..., object]) -> str:
@@ -133,5 +144,5 @@ def _strideweave(
     show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if show_version:
-        typer.echo(version("strideweave"))
+        typer.echo(__version__)
         raise typer.Exit

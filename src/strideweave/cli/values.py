@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import typer
@@ -57,7 +58,7 @@ def parse_extents(text: str | None) -> tuple[int, ...] | None:
 
 
 def parse_dtype(text: str | None) -> DType | None:
-    """Read the name of an element type, in any case; None stays None.
+    """Read the name of an element type, in any case, or what NumPy calls it, such as ``f4``; None stays None.
 
     Raises:
         typer.BadParameter: there is no such type.
@@ -65,9 +66,16 @@ def parse_dtype(text: str | None) -> DType | None:
     if text is None:
         return None
     found = next((dtype for dtype in DType.members() if dtype.name.lower() == text.lower()), None)
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is no element type; there are {', '.join(dtype_names())}")
-    return found
+    if found is not None:
+        return found
+    if re.fullmatch(
+        r"[<=|]?[A-Za-z]\w*", text
+    ):  # no more than a name: NumPy also reads records and null characters
+        with suppress(TypeError):
+            return DType.from_numpy(text)
+    raise typer.BadParameter(
+        f"{text!r} is no element type; there are {', '.join(dtype_names())}, and NumPy's names, such as f4"
+    )
 
 
 def dtype_names() -> list[str]:
