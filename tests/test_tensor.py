@@ -233,6 +233,17 @@ def test_item_and_tolist():
     assert Tensor(counting(3), 2, row_major()).tolist() == 2.0
 
 
+def test_one_element_is_a_number_of_python():
+    for one in (Tensor(counting(6), 5, row_major(1, 1)), Tensor(counting(6), 5, row_major())):
+        assert (float(one), int(one)) == (5.0, 5)
+    assert float(sw.asarray([True])) == 1.0
+    for number in (float, int):
+        with pytest.raises(ValueError, match="exactly one"):
+            number(Tensor(counting(6), 0, row_major(2)))
+        with pytest.raises(ValueError, match="exactly one"):
+            number(sw.zeros((0,)))
+
+
 def test_a_tensor_is_not_a_sequence_and_has_a_truth_value_only_alone():
     tensor = Tensor(counting(6), 0, row_major(2, 3))
     with pytest.raises(TypeError, match="not iterable"):

@@ -409,6 +409,12 @@ class Tensor(Uncopied, Operand):
             raise ValueError(f"the truth value of a tensor of shape {self.shape} is ambiguous")
         return bool(self.item())
 
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
     def __repr__(self) -> str:
         where = type(self._carrier).__name__ + (", released" if self._carrier.is_released() else "")
         return f"Tensor(shape={self.shape}, {self.dtype.name}, {where}, requires_grad={self._requires_grad})"

@@ -387,6 +387,17 @@ async def test_usual_combinators_accept_handles():
     assert await asyncio.shield(asyncio.ensure_future(handle)) == 4
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_asyncio_wait_takes_futures_and_is_told_how_to_get_one():
+    handle = AwaitResult()
+    asyncio.get_running_loop().call_soon(handle._finish, 4)
+    with pytest.raises(AttributeError, match=r"ensure_future\(handle\) makes"):
+        await asyncio.wait([handle])
+    done, pending = await asyncio.wait([asyncio.ensure_future(handle)])
+    assert ([future.result() for future in done], pending) == ([4], set())
+    assert [await soon for soon in asyncio.as_completed([handle])] == [4]
+
+
 # --- races ---
 
 

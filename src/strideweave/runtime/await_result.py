@@ -102,11 +102,12 @@ class AwaitResult(Uncopied, Awaitable[T_co], Generic[T_co]):
     if not TYPE_CHECKING:  # a type checker would take every name for an attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            hint = (
-                ""
-                if name.startswith("_")
-                else "; this is the handle of a request, call wait() or await it first"
-            )
+            if name.startswith("_"):
+                hint = ""
+            elif name == "add_done_callback":  # what asyncio.wait asks of everything it is given
+                hint = "; asyncio.ensure_future(handle) makes a future of it"
+            else:
+                hint = "; this is the handle of a request, call wait() or await it first"
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self
             )

@@ -78,8 +78,18 @@ def iterate(values: Any, name: str) -> Iterator[Any]:
     try:
         iterator: Iterator[Any] = iter(values)
     except TypeError:
-        raise TypeError(f"{name} must be a finite iterable, not {type(values).__name__} {values!r}") from None
+        found = f"{type(values).__name__} {values!r}"
+        raise TypeError(f"{name} must be a finite iterable, not {found}{_instead_of(values)}") from None
     return iterator
+
+
+def _instead_of(values: Any) -> str:
+    """What somebody meant who gave no iterable, as the end of a message."""
+    if isinstance(values, slice):
+        return "; range(start, stop) is one"
+    if isinstance(values, (int, np.integer)) and not isinstance(values, bool):
+        return f"; [{int(values)}] is one"
+    return "; its tolist() is one" if hasattr(values, "tolist") and not isinstance(values, np.generic) else ""
 
 
 def _is_endless(values: Any) -> bool:
@@ -133,7 +143,8 @@ def check_axis(axis: Axis, number: int) -> None:
         raise ValueError(f"axis {number} of the selection holds the negative tile coordinate {lowest}")
     if not distinct:
         raise ValueError(
-            f"axis {number} of the selection selects tile {_first_repeated(axis)} more than once"
+            f"axis {number} of the selection selects tile {_first_repeated(axis)} more than once; project the tiles "
+            "of np.unique(wanted, return_inverse=True) and repeat them with gather"
         )
 
 
