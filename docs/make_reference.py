@@ -10,8 +10,20 @@ import re
 import textwrap
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import strideweave
+from strideweave.carriers import block_device_statistics, cpu, evictable, file_backed, file_parts, lifecycle
+from strideweave.carriers.tiled_evictable import statistics as tiled_statistics
+from strideweave.io import files, recycling_pool
+from strideweave.io import statistics as io_statistics
+from strideweave.runtime import event_loop
+from strideweave.store import carrier as store_carrier
+from strideweave.store import tile_files
+from strideweave.tiles import policy_base
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TARGET = Path(__file__).with_name("reference.md")
 
@@ -30,9 +42,27 @@ CHAPTERS = (
 )
 HEAD = """# Reference
 
-Every public name and the first line of its docstring; `help(strideweave.TiledEvictable)` shows the rest.
-Made by `python docs/make_reference.py`; a test keeps it true.
+Every public name, what it takes and the first line of its docstring; `help(strideweave.TiledEvictable)` shows the
+rest, with types, shapes and errors. Made by `python docs/make_reference.py`; a test keeps it true.
 """
+
+# What statistics() gives, and of whom. These are read, and never made by a caller.
+RECORDS = (
+    ("`TiledEvictable.statistics()`", tiled_statistics.TiledStatistics),
+    ("its `policy`, and `statistics()` of a shipped policy", policy_base.PolicyStatistics),
+    ("`statistics()` of any carrier", lifecycle.CarrierStatistics),
+    ("`CPU.statistics()`", cpu.CPUStatistics),
+    ("`FileBacked.statistics()`", file_backed.FileBackedStatistics),
+    ("its `file`", files.FileStatistics),
+    ("`Evictable.statistics()`", evictable.EvictableStatistics),
+    ("`BlockDeviceCarrier.statistics()`", block_device_statistics.BlockDeviceCarrierStatistics),
+    ("`statistics()` of the secondary tier of files in place", file_parts.FilePartsStatistics),
+    ("`statistics()` of the secondary tier of a store", store_carrier.StoreBackedStatistics),
+    ("its `store`", tile_files.TileFilesStatistics),
+    ("`strideweave.io.engine.statistics()`", io_statistics.EngineStatistics),
+    ("`strideweave.io.recycling.statistics()`", recycling_pool.RecyclingStatistics),
+    ("`strideweave.runtime.current_runtime().statistics()`", event_loop.RuntimeStatistics),
+)
 
 
 def home(value: object) -> str:
@@ -53,7 +83,38 @@ def chapter_of(value: object) -> str:
 def first_line(value: object) -> str:
     """The summary of a docstring, in Markdown."""
     summary = (inspect.getdoc(value) or "").partition("\n\n")[0].replace("\n", " ")
-    return summary.replace("``", "`").replace("|", "\\|")
+    return re.sub(r":\w+:`", "`", summary).replace("``", "`").replace("|", "\\|")
+
+
+def parameters(value: object, *, bound: bool = False) -> str:
+    """What a call takes, in parentheses: names and plain defaults, without types. A method's ``self`` is left out."""
+    entries, keywords, positional = [], False, False
+    for parameter in list(inspect.signature(cast("Callable[..., object]", value)).parameters.values())[
+        bound:
+    ]:
+        if positional and parameter.kind is not parameter.POSITIONAL_ONLY:
+            entries.append("/")
+        positional = parameter.kind is parameter.POSITIONAL_ONLY
+        if parameter.kind is parameter.KEYWORD_ONLY and not keywords:
+            entries.append("*")
+        keywords |= parameter.kind in {parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL}
+        stars = str(parameter)[:2].count("*")
+        entries.append(f"{'*' * stars}{parameter.name}{default_of(parameter)}")
+    return f"({', '.join([*entries, *(['/'] if positional else [])])})"
+
+
+def default_of(parameter: inspect.Parameter) -> str:
+    """A default as one would write it, and an ellipsis for what only the function itself knows."""
+    default = parameter.default
+    if default is parameter.empty:
+        return ""
+    if isinstance(default, strideweave.DType):
+        return f"=DType.{default.name}"
+    return (
+        f"={default!r}"
+        if default is None or isinstance(default, bool | int | float | str | tuple)
+        else "=..."
+    )
 
 
 def documented(value: object) -> object | None:
@@ -80,24 +141,34 @@ def attributes(cls: type) -> dict[str, str]:
 
 
 def members(cls: type, inherited: set[str]) -> list[str]:
-    """A row for each public attribute, method and property of a class that its public bases do not have."""
-    found = attributes(cls)
+    """A row for each public attribute, method and property of a class that its public bases do not have.
+
+    What the docstring lists comes first, in its order, for one line often goes on from the line before.
+    """
+    listed, found = attributes(cls), dict[str, str]()
     for base in cls.__mro__:
         for name, value in vars(base).items() if base.__module__.startswith("strideweave") else ():
             holder = documented(value)
-            if holder is None or name.startswith("_") or name in inherited or name in found:
+            if holder is None or name.startswith("_") or name in inherited or name in listed | found:
                 continue
-            call = "" if isinstance(value, property | cached_property) else "()"
+            is_value = isinstance(value, property | cached_property)
+            call = "" if is_value else parameters(holder, bound=not isinstance(value, staticmethod))
             found[name] = f"| `.{name}{call}` | {first_line(holder) or first_line(getattr(cls, name))} |"
-    return [found[name] for name in sorted(found)]
+    return [*listed.values(), *(found[name] for name in sorted(found))]
 
 
-def entry(name: str, value: object) -> list[str]:
-    """One public name: a heading and its summary, and for a class a table of what it offers."""
-    lines = ["", f"### `{name}`", "", first_line(value)]
+def entry(name: str, value: object, origin: str = "") -> list[str]:
+    """One name: a heading, what it takes if it is called and its summary, and for a class a table of what it offers."""
+    made = inspect.isclass(value) and re.search(r"^Args:$", inspect.getdoc(value) or "", re.MULTILINE)
+    called = ["", f"`{name}{parameters(value)}`"] if made or inspect.isfunction(value) else []
+    lines = ["", f"### `{name}`", *called, "", first_line(value) + origin]
     if not inspect.isclass(value):
         return lines
-    bases = [base for base in value.__mro__[1:] if getattr(strideweave, base.__name__, None) is base]
+    named = [
+        *(getattr(strideweave, public) for public in strideweave.__all__),
+        *(record for _, record in RECORDS),
+    ]
+    bases = [base for base in value.__mro__[1:] if base in named]
     inherited = {attribute for base in bases for attribute in dir(base)}
     rows = members(value, inherited)
     if issubclass(value, Exception):
@@ -121,11 +192,22 @@ def reference() -> str:
             continue
         lines += ["", f"## {title}"]
         if all(inspect.isfunction(value) for value in chapter.values()):
-            rows = [f"| `{name}()` | {first_line(value)} |" for name, value in sorted(chapter.items())]
+            rows = [
+                f"| `{name}{parameters(value)}` | {first_line(value)} |"
+                for name, value in sorted(chapter.items())
+            ]
             lines += ["", "| name | what it does |", "| --- | --- |", *rows]
             continue
         for name, value in sorted(chapter.items()):
             lines += entry(name, value)
+    lines += [
+        "",
+        "## Statistics",
+        "",
+        "Frozen records; those without a name in `strideweave` are only ever given.",
+    ]
+    for source, record in RECORDS:
+        lines += entry(record.__name__, record, f" From {source}.")
     return "\n".join(lines) + "\n"
 
 
