@@ -224,6 +224,10 @@ CHECKPOINTS = [
          FormatError, "the index is not made of descriptions of tensors", None, 0),
     Case("an index that is a list", plain_file("m.safetensors.index.json", b"[]"), FormatError, "not a JSON object", None, 0),
     Case("a folder without a checkpoint", in_folder(plain_file("a.txt", b"")), FormatError, "must hold one checkpoint"),
+    Case("an array of zarr 2", in_folder(plain_file(".zarray", b'{"zarr_format":2}')), FormatError, "zarr_format=3"),
+    Case("a group of zarr 2", in_folder(plain_file(".zgroup", b'{"zarr_format":2}')), FormatError, "zarr_format=3"),
+    *[Case(f"a {suffix} file", plain_file(f"a{suffix}", b"PK"), ValueError, f"a {suffix} file packs its arrays; {instead}")
+      for suffix, instead in ((".npz", "numpy.load"), (".pth", "save its"), (".hdf5", "give an array"))],
     Case("an empty folder", lambda files: files.folder, FormatError, "zarr 3 array; name the file or the index (wanted one "
          "*.safetensors.index.json or *.safetensors, found nothing)"),
     Case("a folder of two with one tensor", two_files_with_one_tensor, FormatError, "'t'", "t", culprit="b.safetensors"),
@@ -402,7 +406,7 @@ def codecs(*names):
 
 ZARR = [
     Case("no JSON", zarr_text(b"{"), FormatError, "not valid JSON", None, 0),
-    Case("a group", zarr_text(b'{"zarr_format":3,"node_type":"group"}'), FormatError, "node_type 'group'"),
+    Case("a group", zarr_text(b'{"zarr_format":3,"node_type":"group"}'), FormatError, "name the directory of one of its arrays"),
     Case("another version", array_of(zarr_format=2), FormatError, "zarr_format 2"),
     Case("compressed chunks", array_of(codecs=codecs("bytes", "zstd")), FormatError, "['bytes', 'zstd']"),
     Case("chunks with checksums", array_of(codecs=codecs("bytes", "crc32c")), FormatError, "without these codecs"),

@@ -41,6 +41,17 @@ _SUFFIXES: Mapping[str, str] = MappingProxyType(
     {".safetensors": "safetensors", ".json": "safetensors", ".npy": "npy"}
 )
 
+# Files that hold arrays in another way than one after the other as they are, and the way from there.
+_NOT_IN_PLACE: Mapping[str, str] = MappingProxyType(
+    {
+        ".npz": "numpy.load it and numpy.save each array as a .npy file",
+        **dict.fromkeys((".pt", ".pth", ".ckpt"), "save its tensors with safetensors.torch.save_file"),
+        **dict.fromkeys(
+            (".h5", ".hdf5", ".gguf", ".onnx"), "give an array of it to tiled(), and that to save_tiled()"
+        ),
+    }
+)
+
 
 def open_tiled(
     path: str | os.PathLike[str],
@@ -136,7 +147,8 @@ def detect_format(path: str, asked: str | None = None, *, has_description: bool 
         has_description: whether the caller knows dtype and shape, so that the file may be a raw one.
 
     Raises:
-        ValueError: ``asked`` is unknown, or nothing tells.
+        ValueError: ``asked`` is unknown, nothing tells, or files of this kind cannot be read in place.
+        FormatError: it is an array or a group of zarr 2.
         FileNotFoundError: nothing is there.
     """
     if asked is not None:
@@ -147,9 +159,23 @@ def detect_format(path: str, asked: str | None = None, *, has_description: bool 
     if place.is_dir():
         if is_store(path):
             return "store"
-        return "zarr" if (place / METADATA).exists() else "safetensors"
+        if (place / METADATA).exists():
+            return "zarr"
+        for old in (".zarray", ".zgroup"):
+            if (place / old).exists():
+                raise FormatError(
+                    "zarr 2 is not read in place; write the array anew with zarr_format=3",
+                    path=path,
+                    wanted=METADATA,
+                    found=old,
+                )
+        return "safetensors"
     found = _SUFFIXES.get(place.suffix) or _look_inside(path, has_description)
     if found is None:
+        if instead := _NOT_IN_PLACE.get(place.suffix):
+            raise ValueError(
+                f"{path!r} is not read in place: a {place.suffix} file packs its arrays; {instead}"
+            )
         raise ValueError(
             f"nothing tells what {path!r} is; pass format=, one of {', '.join(FORMATS)}, and for a raw file dtype= and "
             "shape="

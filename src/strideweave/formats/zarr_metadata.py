@@ -104,7 +104,13 @@ def parse_metadata(file: HeaderFile, fields: dict[str, Any]) -> Metadata:
 
     if fields.get("zarr_format") != 3 or fields.get("node_type") != "array":
         found = f"zarr_format {fields.get('zarr_format')!r}, node_type {fields.get('node_type')!r}"
-        refuse("this is no zarr 3 array", "zarr_format 3, node_type 'array'", found)
+        refuse(
+            "this is a zarr group; name the directory of one of its arrays"
+            if fields.get("node_type") == "group"
+            else "this is no zarr 3 array",
+            "zarr_format 3, node_type 'array'",
+            found,
+        )
     for name in sorted(fields.keys() - _KNOWN_FIELDS):
         field = fields[name]
         if not (isinstance(field, dict) and field.get("must_understand") is False):
