@@ -1,10 +1,23 @@
 """``tiled``: the short way from an array to a tiled Tensor."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import strideweave
-from strideweave import CPU, LRU, DType, FileBacked, Generic, TiledEvictable, TileSet, tiled
+from strideweave import (
+    CPU,
+    LRU,
+    BlockDevice,
+    DType,
+    FileBacked,
+    Generic,
+    TiledEvictable,
+    TileSet,
+    asarray,
+    tiled,
+)
+from strideweave.testing import failing_transfers
 
 ARRAYS = [
     ((6,), (2,)),
@@ -102,12 +115,79 @@ def test_a_memory_map_is_written_through_in_waves(tmp_path, monkeypatch):
     tensor.carrier.release()
 
 
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("kind", ["memory", "python", "spill", "named spill", "device"])
+def test_a_secondary_whose_writes_fail_is_empty_again_and_can_be_used(tmp_path, kind, after):
+    array = np.arange(4096, dtype=np.float32).reshape(4, 1024)
+    device = BlockDevice(tmp_path / "disk", size=1 << 20)
+    make = {
+        "memory": lambda: CPU(0),
+        "python": lambda: Generic([]),
+        "spill": FileBacked,
+        "named spill": lambda: FileBacked("values.bin"),
+        "device": lambda: device.allocate(0),
+    }
+    secondary, free = make[kind](), device.statistics().free_bytes
+    with (
+        failing_transfers(CPU, type(secondary), after=after),
+        pytest.raises(OSError, match="filled the disk"),
+    ):
+        tiled(array, (1, 1024), secondary=secondary, resident=False)
+    assert (secondary.size(), secondary.is_owned(), secondary.is_released()) == (0, False, False)
+    assert secondary.statistics().pending == 0
+    assert device.statistics().free_bytes == free
+    if kind == "device":
+        assert secondary.statistics().occupied_bytes == 0
+    tensor = tiled(array, (1, 1024), secondary=secondary, resident=False)
+    assert np.array_equal(tensor.numpy(), array)
+    tensor.carrier.release()
+    device.close()
+
+
 def test_foreign_byte_order_and_strides_are_read_as_values():
     array = np.arange(12, dtype=">i4").reshape(3, 4)[:, ::-1].T
     for resident in (True, False):
-        tensor = tiled(array, (2, 3), dtype=DType.Int32, resident=resident)
-        assert np.array_equal(tensor.numpy(), array)
-        tensor.carrier.release()
+        for dtype in (DType.Int32, None):
+            tensor = tiled(array, (2, 3), dtype=dtype, resident=resident)
+            assert tensor.dtype is DType.Int32
+            assert np.array_equal(tensor.numpy(), array)
+            tensor.carrier.release()
+
+
+@pytest.mark.parametrize("make", [lambda values, dtype: tiled(values, 2, dtype=dtype), asarray])
+def test_real_numbers_of_other_types_are_converted_where_a_dtype_is_asked_for(make):
+    for kind in (np.uint16, np.uint32, np.uint64, np.longdouble, ">u4", ml_dtypes.bfloat16):
+        assert make(np.array([1, 2], kind), dtype=DType.Int32).tolist() == [1, 2]
+    for few in ([1, 2], (1, 2), range(1, 3), memoryview(b"\1\2"), asarray([1, 2])):
+        assert make(few, dtype=DType.Float8E5M2).tolist() == [1.0, 2.0]
+    with pytest.raises(TypeError, match="uint16"):
+        make(np.array([1, 2], np.uint16), dtype=None)
+    with pytest.raises(OverflowError):
+        make([1, 300], dtype=DType.Int8)
+
+
+@pytest.mark.parametrize("make", [lambda values, dtype: tiled(values, 2, dtype=dtype), asarray])
+@pytest.mark.parametrize("dtype", [DType.Float32, DType.Int64, DType.Bool])
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([1j, 2]),
+        np.array([1, 2], ml_dtypes.int4),
+        np.array(["2026-12-03", "NaT"], "M8[s]"),
+        np.array([1, 2], "m8[s]"),
+        ["1", "2"],
+        [b"1", b"2"],
+        [None, 1],
+        np.array([1, 2], object),
+        np.zeros(2, [("a", "f4")]),
+        np.zeros(2, "V4"),
+        [2**70, 1],
+    ],
+    ids=lambda values: str(np.asarray(values).dtype),
+)
+def test_what_is_no_real_number_is_refused_whatever_dtype_is_asked_for(make, dtype, values):
+    with pytest.raises(TypeError, match="no DType stands for"):
+        make(values, dtype=dtype)
 
 
 @pytest.mark.parametrize("resident", [True, False])

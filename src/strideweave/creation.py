@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strideweave.carriers.cpu import CPU
-from strideweave.dtype import DType, check_dtype
+from strideweave.dtype import DType, as_numbers, check_dtype
 from strideweave.layout import row_major
 from strideweave.layout.int_tuple import as_integer
 from strideweave.tensor import Tensor
@@ -35,18 +35,14 @@ def asarray(values: ArrayLike | Tensor, *, dtype: DType | None = None) -> Tensor
             floats, Int64 for integers, Bool for booleans).
 
     Raises:
-        TypeError: the values are not real numbers of a supported type, or ``dtype`` is no DType.
+        TypeError: the values are no real numbers, no DType stands for their type and none is asked for, or ``dtype``
+            is no DType.
         ValueError: nested sequences are ragged.
         OverflowError: a Python integer does not fit.
     """
     if isinstance(values, Tensor) and dtype in (None, values.dtype):
         return values
-    found = np.asarray(values)
-    native = found.dtype.newbyteorder("=")
-    source = DType.from_numpy(native)
-    chosen = _checked(dtype) or source
-    # Python numbers are converted from the originals, so that NumPy can see which do not fit.
-    array = found if isinstance(values, np.ndarray | Tensor) else np.asarray(values, chosen.numpy)
+    array, chosen = as_numbers(values, dtype)
     return _filled(array.shape, chosen, array)
 
 

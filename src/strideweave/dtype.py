@@ -14,9 +14,9 @@ from typing import Any, ClassVar, NoReturn, final
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-__all__ = ["DType", "check_dtype"]
+__all__ = ["DType", "as_numbers", "check_dtype"]
 
 
 @final
@@ -162,6 +162,31 @@ def check_dtype(dtype: object) -> DType:
             f"dtype must be a DType, found {type(dtype).__name__}; DType.from_numpy(dtype) makes one"
         )
     return dtype
+
+
+def as_numbers(values: ArrayLike, dtype: DType | None) -> tuple[NDArray[Any], DType]:
+    """The array that numbers are, and the type that its elements are to have; they are converted by whoever copies it.
+
+    Args:
+        values: anything that NumPy makes an array of, in any byte order.
+        dtype: the type that is asked for; None is that of the array.
+
+    Raises:
+        TypeError: the values are no real numbers, no DType stands for their type and none is asked for, or ``dtype``
+            is no DType.
+        ValueError: nested sequences are ragged.
+        OverflowError: a Python integer does not fit.
+    """
+    chosen = None if dtype is None else check_dtype(dtype)
+    found = np.asarray(values)
+    native = found.dtype.newbyteorder("=")
+    if (
+        chosen is None or native.kind not in "biuf"
+    ):  # NumPy would convert texts, dates and complex numbers, too
+        source = DType.from_numpy(native)
+        chosen = chosen or source
+    # Python numbers are converted from the originals, so that NumPy can see which do not fit.
+    return found if hasattr(values, "__array__") else np.asarray(values, chosen._numpy), chosen
 
 
 def _python_number(value: object) -> bool | int | float:

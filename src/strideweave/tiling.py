@@ -17,7 +17,7 @@ from strideweave.carriers.move.registry import dispatch_move
 from strideweave.carriers.tiled_evictable.carrier import TiledEvictable
 from strideweave.carriers.tiled_evictable.memory_limit import check_memory_limit
 from strideweave.carriers.tiled_evictable.tiers import bind_policy
-from strideweave.dtype import DType, check_dtype
+from strideweave.dtype import DType, as_numbers
 from strideweave.flags import as_flag
 from strideweave.layout import Layout
 from strideweave.runtime.await_result import AwaitResult
@@ -57,7 +57,7 @@ def tiled(
         tile_shape: elements of one tile along each axis; each divides the array's extent.
         secondary: an empty mutable carrier for the slow tier; None makes a ``FileBacked``.
         residency_policy: decides what stays primary.
-        dtype: element type; None keeps the array's.
+        dtype: element type, converted to as NumPy does; None keeps the array's.
         resident: True copies the values to a CPU primary tier, where every tile starts dirty; False writes
             them straight to the secondary tier, holding no more than a few tiles at a time.
         memory_limit: bytes that tiles may take in memory at any instant; None is no limit. Values that do not
@@ -67,16 +67,17 @@ def tiled(
         The full Tensor; ``tensor.carrier`` is the ``TiledEvictable``.
 
     Raises:
-        TypeError: no DType stands for the array's dtype, ``tile_shape`` is not made of integers, ``secondary``
-            is not a Carrier of the same dtype, the policy has no method ``plan``, or the limit is not an integer.
+        TypeError: the values are no real numbers, no DType stands for the array's dtype and none is asked for,
+            ``tile_shape`` is not made of integers, ``secondary`` is not a Carrier of the same dtype, the policy has no
+            method ``plan``, or the limit is not an integer.
         ValueError: the ranks differ, an extent is not a multiple of the tile's, ``secondary`` has values, or the
             limit is less than a tile, or less than the array with ``resident=True``.
+        OverflowError: a Python integer does not fit ``dtype``.
         RuntimeError: ``secondary`` is released, owned or immutable.
-        OSError, MemoryError: there is no room for the values.
+        OSError, MemoryError: there is no room for the values. A ``secondary`` is empty again then.
     """
     resident = as_flag(resident, "resident")
-    source = np.asarray(array)
-    chosen = DType.from_numpy(source.dtype) if dtype is None else check_dtype(dtype)
+    source, chosen = as_numbers(array, dtype)
     grid = tile_grid(source.shape, tuple(tile_shape) if isinstance(tile_shape, Iterable) else (tile_shape,))
     tile_bytes = grid.tile_size * chosen.itemsize
     limit = check_memory_limit(memory_limit, tile_bytes, grid.tile_count * tile_bytes if resident else 0)
@@ -182,13 +183,21 @@ def _write_through(source: npt.NDArray[Any], grid: TileGrid, secondary: Carrier,
     dtype = secondary.dtype()
     per_wave = min(grid.tile_count, max(1, wave_bytes // (grid.tile_size * dtype.itemsize)))
     staging = CPU(per_wave * grid.tile_size, dtype=dtype, empty=True)
-    secondary._allocate_in_place(grid.slot_count)
     operation = dispatch_move(CPU, type(secondary))
-    tiles = tile_views(source, grid)
-    for first in range(0, grid.tile_count, per_wave):
-        count = min(per_wave, grid.tile_count - first)
-        _fill(staging, grid, itertools.islice(tiles, count))
-        transfer = Transfer(staging, 0, secondary, first * grid.tile_size, count * grid.tile_size)
-        handle: AwaitResult[Any] = AwaitResult()
-        staging._scope.start(handle, operation().transfer, [transfer]).wait()
+    secondary._allocate_in_place(grid.slot_count)
+    handle, complete = AwaitResult[Any].completed(None), False
+    try:
+        tiles = tile_views(source, grid)
+        for first in range(0, grid.tile_count, per_wave):
+            count = min(per_wave, grid.tile_count - first)
+            _fill(staging, grid, itertools.islice(tiles, count))
+            transfer = Transfer(staging, 0, secondary, first * grid.tile_size, count * grid.tile_size)
+            handle = AwaitResult()
+            staging._scope.start(handle, operation().transfer, [transfer]).wait()
+        complete = True
+    finally:
+        if (
+            not complete and handle.done
+        ):  # where Ctrl-C ended the waiting, the transfer goes on and needs the storage
+            secondary._empty_in_place()
     staging.release()

@@ -227,6 +227,13 @@ class Carrier(CarrierSlots):
             f"{type(self).__name__} of {self._size} slots cannot be given storage for {size} slots"
         )
 
+    def _empty_in_place(self) -> None:
+        """Undo ``_allocate_in_place`` where nobody uses the storage yet: it can be given storage once more."""
+        with self._lock:
+            self._require_live()
+            self._size = 0
+        self._free_storage()
+
     def _take_over(self, other: Carrier) -> bool:
         """Make the storage of a fresh carrier of this class, dtype and size one's own, and release that carrier.
 

@@ -303,6 +303,10 @@ class BlockDeviceCarrier(FileCarrier):
         if self._finalizer.detach() is not None:
             self._device._pool.give(self._extent)
 
+    def _empty_in_place(self) -> None:
+        super()._empty_in_place()
+        self._extent = None
+
 
 def _positive(value: object, name: str) -> int:
     number = as_integer(value, name)

@@ -197,6 +197,13 @@ class FileBacked(FileCarrier):
     def _outlasts_release(self) -> bool:
         return self._mutable and not self._spills
 
+    def _empty_in_place(self) -> None:
+        file, _ = self._file()
+        with self._lock:
+            self._require_live()
+            self._size = 0
+            file.truncate(0)  # the file stays, and its name
+
     def _discard(self, start: int, slots: int) -> None:
         self._require_live()
         if self._spills and self._opened is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
@@ -135,6 +136,10 @@ def check_axis(axis: Axis, number: int) -> None:
         raise ValueError(f"axis {number} of the selection selects no tile; every axis needs at least one")
     if isinstance(axis, range):
         lowest, distinct = min(axis[0], axis[-1]), True
+        if (axis[-1] - axis[0]) // axis.step >= sys.maxsize:  # of which len() would be an OverflowError
+            raise ValueError(
+                f"axis {number} of the selection selects {axis!r}, more tiles than a grid can have"
+            )
     elif all(map(operator.lt, axis, axis[1:])):  # ascending, as most are: half the price of a set
         lowest, distinct = axis[0], True
     else:
