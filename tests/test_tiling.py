@@ -15,6 +15,8 @@ from strideweave import (
     TiledEvictable,
     TileSet,
     asarray,
+    open_tiled,
+    save_tiled,
     tiled,
 )
 from strideweave.testing import failing_transfers
@@ -59,6 +61,19 @@ def test_where_the_tiles_start(resident):
     assert carrier.secondary_tiles == (nothing if resident else every)
     assert type(carrier.primary) is CPU
     assert type(carrier.secondary) is FileBacked
+    carrier.release()
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_as_many_axes_as_numpy_has(tmp_path, resident):
+    array = np.arange(12, dtype=np.float32).reshape(3, 4, *(1,) * 62)
+    tensor = tiled(array, (1, 2, *(1,) * 62), resident=resident)
+    carrier = tensor.carrier
+    assert np.array_equal(tensor.numpy(), array)
+    assert np.array_equal(carrier.project(tensor, carrier.select({0: [2]})).wait().numpy(), array[2:])
+    for number, saved in enumerate((tensor, asarray(array))):
+        save_tiled(saved, tmp_path / str(number), tile_shape=carrier.tile_shape)
+        assert np.array_equal(open_tiled(tmp_path / str(number)).numpy(), array)
     carrier.release()
 
 

@@ -173,9 +173,11 @@ def tile_views(source: npt.NDArray[Any], grid: TileGrid) -> Iterator[npt.NDArray
 
 def _fill(memory: CPU, grid: TileGrid, tiles: Iterable[npt.NDArray[Any]]) -> None:
     """Copy tiles to a carrier, one behind the other from its first slot on, as far as there are any or have room."""
-    slots = memory.numpy(writable=True).reshape(-1, *grid.tile_shape)
+    slots = memory.numpy(writable=True).reshape(
+        -1, grid.tile_size
+    )  # not by tile_shape: NumPy has 64 axes at most
     for place, tile in zip(slots, tiles, strict=False):
-        place[...] = tile
+        place.reshape(grid.tile_shape)[...] = tile
 
 
 def _write_through(source: npt.NDArray[Any], grid: TileGrid, secondary: Carrier, wave_bytes: int) -> None:

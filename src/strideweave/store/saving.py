@@ -174,14 +174,16 @@ async def _save_dense(
     views = tile_views(source, grid)
     is_staged = not next(tile_views(source, grid)).flags.c_contiguous
     staging = aligned_array(per_wave * nbytes if is_staged else 0)
-    slots = staging.view(source.dtype).reshape(-1, *grid.tile_shape)
+    slots = staging.view(source.dtype).reshape(
+        -1, grid.tile_size
+    )  # not by tile_shape: NumPy has 64 axes at most
     rows: list[npt.NDArray[np.uint8]] = []
 
     def fill(count: int) -> None:
         tiles = list(islice(views, count))
         if is_staged:
             for slot, tile in zip(slots, tiles, strict=False):
-                slot[...] = tile
+                slot.reshape(grid.tile_shape)[...] = tile
             tiles = list(slots[:count])
         rows[:] = [tile.reshape(-1).view(np.uint8) for tile in tiles]
 
