@@ -412,6 +412,51 @@ def test_forks_while_threads_start_requests_never_hang_and_never_disturb_the_par
     assert (program.lines, program.errors, program.code) == (["0"], "", 0)
 
 
+def test_ctrl_c_while_a_fork_waits_for_a_lock_leaves_all_of_them_free_on_both_sides(run_program):
+    """What a hook before a fork raises is printed and forgotten, and the fork goes on, without that lock."""
+    program = run_program(
+        FORK
+        + textwrap.dedent("""
+        import signal
+        from strideweave.runtime.locks import settling_lock, short_lock
+        from strideweave.runtime.event_loop import process
+        sys.unraisablehook = lambda unraisable: say("forgotten:", unraisable.exc_type.__name__)
+        start(value, 0).wait()
+        def interrupt(*_):
+            raise KeyboardInterrupt
+        signal.signal(signal.SIGALRM, interrupt)
+        for lock in (settling_lock, short_lock, process.starting):
+            held, let_go = threading.Event(), threading.Event()
+            def hold():
+                with lock:
+                    held.set()
+                    let_go.wait()
+            holder = threading.Thread(target=hold)
+            holder.start()
+            held.wait()
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            pid = os.fork()
+            if pid == 0:
+                os._exit(scope.start(AwaitResult(), value, 7, cleanup=lambda: None).wait())
+            let_go.set()
+            holder.join()
+            say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            def take_all():
+                for one in (settling_lock, short_lock, process.starting):
+                    with one:
+                        pass
+                say("all free")
+            taker = threading.Thread(target=take_all)
+            taker.start()
+            taker.join()
+            say(scope.start(AwaitResult(), value, 5, cleanup=lambda: None).wait())
+        """)
+    )
+    # A lock that was not taken cannot be given back, on neither side.
+    once = ["forgotten: KeyboardInterrupt", *["forgotten: RuntimeError"] * 2, "7", "all free", "5"]
+    assert (program.lines, program.errors, program.code) == (["cleanup", *once * 3], "", 0)
+
+
 def test_a_pool_of_forked_children_uses_inherited_scopes(run_program):
     program = run_program(
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import copy_context
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -35,15 +36,22 @@ def run_backward(root: Tensor, cotangent: Tensor, *, retain_graph: bool) -> None
         RuntimeError: a part of the graph was used up by an earlier pass.
         StaleGraphError: a saved value was changed or released since.
     """
+    # In a context of its own, which nothing can leave switched: not even Ctrl-C at the end of a block.
+    order = copy_context().run(_run, root, cotangent)
+    if not retain_graph:
+        for node in order:
+            node.use_up()
+
+
+def _run(root: Tensor, cotangent: Tensor) -> list[Node]:
+    """Do the pass, without a graph of its own; gives the nodes, inputs before results."""
     # The slope of a root at 0 is infinite; that is a value and no reason for a warning from deep inside.
     with no_grad(), np.errstate(all="ignore"):
         order = _results_last(root)
         for node in order:
             node.check()
         _deposit(_owned(_walk(order, root, cotangent), cotangent))
-    if not retain_graph:
-        for node in order:
-            node.use_up()
+    return order
 
 
 def _results_last(root: Tensor) -> list[Node]:

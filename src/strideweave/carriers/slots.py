@@ -166,8 +166,10 @@ class CarrierSlots(CarrierLifecycle):
         index, converted = self._check_index(i), self._convert(value)
         with self._lock:
             check()
-            self._store_slot(index, converted)
-            self._version += 1
+            try:
+                self._store_slot(index, converted)
+            finally:  # which only an interruption ends early, and then the value may have changed
+                self._version += 1
 
     def _set_through_io(self, i: int, value: object, check: Callable[[], None]) -> None:
         check()
@@ -177,15 +179,24 @@ class CarrierSlots(CarrierLifecycle):
 
     @contextmanager
     def _writing(self, check: Callable[[], None]) -> Iterator[None]:
-        """Guard one write that holds no lock: it is in flight, and advances the version if it succeeds."""
-        write = object()
+        """Guard one write that holds no lock: it is in flight, and advances the version unless it fails.
+
+        One that is interrupted, by Ctrl-C, may have changed values already, and advances it too.
+        """
+        write, failed = object(), False
         try:
             with self._lock:
                 check()
                 self._begin_write(write)
-            yield
-            with self._lock:
-                self._version += 1
+            try:
+                yield
+            except Exception:
+                failed = True
+                raise
+            finally:
+                if not failed:
+                    with self._lock:
+                        self._version += 1
         finally:
             self._end_write(write)
 

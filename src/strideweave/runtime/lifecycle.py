@@ -82,20 +82,14 @@ class _Lifecycle:
         runtime.join(_STUCK_JOIN_SECONDS if dropped else _JOIN_SECONDS)
         runtime.close_services()
 
-    def before_fork(self) -> None:
-        settling_lock.acquire()
-        short_lock.acquire()
-        process.starting.acquire()
-
-    def after_fork_in_parent(self) -> None:
-        process.starting.release()
-        short_lock.release()
-        settling_lock.release()
-
     def after_fork_in_child(self) -> None:
         runtime, process.runtime = process.runtime, None
         self._overdue.clear()
-        self.after_fork_in_parent()
+        for lock in _FORK_LOCKS:
+            if lock.acquire(blocking=False):
+                lock.release()
+            else:  # Ctrl-C ended the waiting for a thread that there is no more
+                lock._at_fork_reinit()  # type: ignore[attr-defined]  # what threading does with its own locks
         forbid_waiting(False)  # a request may have forked; the child's only thread is an ordinary one
         this_thread.put_off = None
         if runtime is None:
@@ -136,6 +130,9 @@ class _Lifecycle:
 
 HOOKS = _Lifecycle()
 
+_FORK_LOCKS = (process.starting, short_lock, settling_lock)
+"""What a fork takes, in the opposite order."""
+
 
 def _unfinished(runtime: EventLoop, *, nested_only: bool = False) -> set[AwaitResult[Any]]:
     return {handle for scope in tuple(runtime.scopes) for handle in scope.unfinished(nested_only=nested_only)}
@@ -148,11 +145,11 @@ def _is_multiprocessing_child() -> bool:
 
 def install_hooks() -> None:
     """Register the hooks; called once, when the package is imported. Starts nothing."""
-    os.register_at_fork(
-        before=HOOKS.before_fork,
-        after_in_parent=HOOKS.after_fork_in_parent,
-        after_in_child=HOOKS.after_fork_in_child,
-    )
+    for lock in _FORK_LOCKS:
+        # Its own methods, which are no Python: Ctrl-C during a fork is raised by the first hook that is, ends it there,
+        # and is forgotten. The locks are held or not held by then, and never held for good.
+        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    os.register_at_fork(after_in_child=HOOKS.after_fork_in_child)
     atexit.register(HOOKS.interpreter_ends)
     # Not public, but what concurrent.futures and anyio use; without it only multiprocessing children lose
     # requests.

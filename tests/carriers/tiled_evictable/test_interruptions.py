@@ -10,7 +10,19 @@ import numpy as np
 import pytest
 
 from interruptions import interrupted_everywhere
-from strideweave import CPU, FileBacked, Tensor, TileSet, add, asarray, move_async
+from strideweave import (
+    CPU,
+    Evictable,
+    FileBacked,
+    Generic,
+    Tensor,
+    TileSet,
+    add,
+    asarray,
+    is_grad_enabled,
+    move_async,
+    reduce_sum,
+)
 from strideweave.runtime.locks import holds_short_lock
 
 # The collector would run finalizers in the midst of a call, which are interrupted without a word.
@@ -197,3 +209,52 @@ def test_what_interrupts_a_write_of_a_slot_leaves_nothing_behind(make_model):
         assert slot.statistics().pending == model.carrier.statistics().pending_requests == 0, place
     model.check(*MANY)
     slot.release()
+
+
+@pytest.mark.parametrize("kind", ["tiled", "tiled, to be fetched", "memory", "python", "file", "evictable"])
+def test_a_value_that_an_interrupted_write_has_changed_is_kept_and_counted(make_model, kind):
+    if kind.startswith("tiled"):
+        carrier = make_model("secondary").carrier
+    elif kind == "evictable":
+        carrier = Evictable(CPU(0).new_like([0.0]), FileBacked())
+    else:
+        carrier = {"memory": CPU(0), "python": Generic([]), "file": FileBacked()}[kind].new_like([0.0])
+    before = []
+
+    def begin():
+        if kind == "tiled":
+            carrier.promote(tiles(0))
+        if kind.startswith("tiled"):
+            carrier.flush()
+        if kind == "tiled, to be fetched":
+            carrier.evict(tiles(0))
+        before[:] = [carrier[0], carrier.version]
+        return lambda: carrier.__setitem__(0, before[0] + 1.0)
+
+    changed = set()
+    for place in interrupted_everywhere(begin):
+        let_end(carrier)
+        value = carrier[0]
+        changed.add(value != before[0])
+        assert value == before[0] or carrier.version > before[1], place
+        if kind.startswith("tiled"):
+            assert carrier.tile_state((0, 0, 0)).dirty or value == before[0], place
+            carrier.evict(tiles(0))
+            assert carrier[0] == value, place
+    assert changed == {False, True}
+    carrier.release()
+
+
+def test_what_interrupts_backward_leaves_gradients_switched_on_and_warnings_as_they_were():
+    leaf, made = asarray([1.0, 2.0]), []
+
+    def begin():
+        made[:] = [reduce_sum(leaf * leaf)]
+        return made[0].backward
+
+    errors = np.geterr()
+    for place in interrupted_everywhere(begin):
+        assert is_grad_enabled(), place
+        assert np.geterr() == errors, place
+        assert leaf.grad is None or leaf.grad.tolist() == [2.0, 4.0], place
+        leaf.grad = None

@@ -68,9 +68,14 @@ def write_slot(carrier: TiledEvictable, slot: int, value: npt.NDArray[Any]) -> N
     bits = value.view(f"u{carrier.dtype().itemsize}")
 
     def store() -> None:
-        traffic.rows_locked(at)[0][within] = bits
-        note_change(next(iter(traffic.primary.places(at)))[0])
-        traffic.table.commit_write(ordinal)
+        row, holder = traffic.rows_locked(at)[0], next(iter(traffic.primary.places(at)))[0]
+        traffic.table.commit_write(
+            ordinal
+        )  # first: no interruption may leave a new value in a tile that counts as clean
+        try:
+            row[within] = bits
+        finally:
+            note_change(holder)
         traffic.touch(at)
 
     with traffic.lock:
