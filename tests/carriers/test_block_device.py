@@ -273,6 +273,35 @@ def test_a_device_whose_close_was_interrupted_can_be_opened_again(disk):
         BlockDevice(disk).close()
 
 
+@pytest.mark.parametrize("empty", [False, True])
+def test_what_interrupts_an_allocation_or_a_release_loses_no_extent(disk, no_collector, empty):
+    device, made = BlockDevice(disk, size=MIB), []
+
+    def begin():
+        made.clear()
+
+        def allocate_and_release():
+            made.append(device.allocate(1024, empty=empty))
+            made[0].release()
+
+        return allocate_and_release
+
+    for place in interrupted_everywhere(begin):
+        for carrier in made:
+            carrier.release()
+        made.clear()
+        assert device.statistics().extents == 0, place
+    destination = device.allocate(0)
+    for place in interrupted_everywhere(lambda: lambda: destination._allocate_in_place(1024)):
+        if destination.size():
+            break  # it was at its end
+        assert destination.statistics().slots == 0, place
+    assert device.statistics().extents == 1
+    destination.release()
+    assert device.statistics().extents == 0
+    device.close()
+
+
 def test_a_release_that_is_interrupted_while_the_device_clears_gives_the_extent_back(disk, monkeypatch):
     device = BlockDevice(disk, size=MIB)
     carrier = device.allocate(1024)

@@ -69,10 +69,10 @@ def test_carriers_that_the_collector_finds_during_an_allocation_come_back(small_
     take, give = ExtentMap.take, ExtentMap.give
 
     def collected_while(change):
-        def changed(extents, argument):
+        def changed(extents, *arguments):
             if victims:
                 victims.pop(0).release()
-            return change(extents, argument)
+            return change(extents, *arguments)
 
         return changed
 

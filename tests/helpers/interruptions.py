@@ -47,6 +47,10 @@ class _Interrupter:
             self._last.pop(frame, None)
         return self.trace
 
+    def forget(self) -> None:
+        """Let go of the frames, which do not tell of their end once something was raised here, and of their values."""
+        self._last.clear()
+
     def _pass(self, frame: FrameType) -> None:
         code = frame.f_code
         now = _instructions(code)[frame.f_lasti]
@@ -94,6 +98,7 @@ def interrupted_everywhere(begin: Callable[[], Callable[[], object]], *, every: 
             pass
         finally:
             sys.settrace(None)
+            interrupter.forget()
         if interrupter.at is None:
             return
         yield interrupter.at

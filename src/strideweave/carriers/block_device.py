@@ -13,7 +13,7 @@ from strideweave.dtype import DType
 from strideweave.errors import ReleasedError
 from strideweave.flags import as_flag
 from strideweave.io.devices import HeldDevice
-from strideweave.io.extents import ExtentPool
+from strideweave.io.extents import ExtentPool, Lease
 from strideweave.layout.int_tuple import as_integer
 from strideweave.runtime.uncopied import Uncopied
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from strideweave.io.extents import Extent
     from strideweave.io.files import OpenFile
 
 __all__ = ["BlockDevice", "BlockDeviceCarrier"]
@@ -185,7 +184,7 @@ class BlockDevice(Uncopied):
         state = "closed" if self._closed else f"{self.statistics().free_bytes} of {self.capacity} bytes free"
         return f"<{type(self).__name__} {self.path!r}, {state}>"
 
-    def _take(self, nbytes: int) -> Extent:
+    def _take(self, nbytes: int, lease: Lease) -> None:
         """Take an extent, or say why there is none."""
         if self._held.is_inherited():
             reason = "the device belongs to the parent of this process; what a fork inherits can only be read"
@@ -195,12 +194,13 @@ class BlockDevice(Uncopied):
                 raise ReleasedError(
                     f"the BlockDevice on {self.path!r} was closed; it gives no storage any more"
                 )
-            return extents.take(nbytes)
+            extents.take(nbytes, lease)
 
-    def _give(self, extent: Extent) -> None:
+    def _give(self, lease: Lease) -> None:
         """Take an extent back, whose storage the device may reuse first; for finalizers too."""
-        self._held.discard(*extent)
-        self._pool.give(extent)
+        if lease.extent is not None:
+            self._held.discard(*lease.extent)
+            self._pool.give(lease)
 
 
 @final
@@ -228,8 +228,9 @@ class BlockDeviceCarrier(FileCarrier):
             raise ReleasedError(f"the BlockDevice on {device.path!r} was closed; it has no carriers any more")
         super().__init__(0, dtype=dtype, mutable=mutable)
         self._device = device
-        self._extent: Extent | None = None
-        self._finalizer: weakref.finalize[[Extent], BlockDeviceCarrier] | None = None
+        self._lease = Lease()
+        finalizer = weakref.finalize(self, device._give, self._lease)
+        finalizer.atexit = False  # pending work may still use the storage, and nothing has to be tidied
 
     def __init_subclass__(cls) -> NoReturn:
         raise TypeError("BlockDeviceCarrier is final; subclass Carrier to write a carrier")
@@ -252,7 +253,7 @@ class BlockDeviceCarrier(FileCarrier):
 
     def statistics(self) -> BlockDeviceCarrierStatistics:
         """A frozen record of size, version, ownership and place."""
-        extent = None if self._released else self._extent
+        extent = None if self._released else self._lease.extent
         return BlockDeviceCarrierStatistics(
             **self._statistics_fields(),
             path=self._device.path,
@@ -262,7 +263,7 @@ class BlockDeviceCarrier(FileCarrier):
 
     def _file(self) -> tuple[OpenFile, int]:
         self._require_live()
-        extent = self._extent
+        extent = self._lease.extent
         return self._device._held.file, 0 if extent is None else extent.offset
 
     def _load_slot(self, i: int) -> bool | int | float:
@@ -280,14 +281,13 @@ class BlockDeviceCarrier(FileCarrier):
             if self._size:
                 super()._allocate_in_place(size)
             if count:
-                extent = self._device._take(count * self._dtype.itemsize)
-                self._finalizer = weakref.finalize(self, self._device._give, extent)
-                self._finalizer.atexit = False  # pending work may still use it, and nothing has to be tidied
-                self._extent, self._size = extent, count
+                self._device._give(self._lease)  # what an interrupted call has taken
+                self._device._take(count * self._dtype.itemsize, self._lease)
+                self._size = count
 
     def _zero(self) -> None:
-        if self._extent is not None:
-            self._device._held.zero(*self._extent)
+        if self._lease.extent is not None:
+            self._device._held.zero(*self._lease.extent)
 
     def _discard(self, start: int, slots: int) -> None:
         _, base = self._file()
@@ -296,16 +296,7 @@ class BlockDeviceCarrier(FileCarrier):
             self._device._held.discard(base + start * width, slots * width)
 
     def _free_storage(self) -> None:
-        if self._finalizer is None or self._extent is None or not self._finalizer.alive:
-            return
-        # By itself, since it takes long, and a finalizer that was interrupted runs no more.
-        self._device._held.discard(*self._extent)
-        if self._finalizer.detach() is not None:
-            self._device._pool.give(self._extent)
-
-    def _empty_in_place(self) -> None:
-        super()._empty_in_place()
-        self._extent = None
+        self._device._give(self._lease)
 
 
 def _positive(value: object, name: str) -> int:
