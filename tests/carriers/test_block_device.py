@@ -261,6 +261,30 @@ def test_a_file_system_without_locks_is_an_error_with_the_path(disk, monkeypatch
     assert not disk.exists()
 
 
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_device_whose_opening_was_interrupted_can_be_opened_again(disk, no_collector, exists):
+    made = []
+
+    def begin():
+        made.clear()
+        disk.unlink(missing_ok=True)
+        if exists:
+            BlockDevice(disk, size=MIB).close()
+        return lambda: made.append(BlockDevice(disk, size=None if exists else MIB))
+
+    for place in interrupted_everywhere(begin):
+        for device in made:
+            device.close()
+        made.clear()
+        if exists or (disk.exists() and disk.stat().st_size):
+            BlockDevice(disk).close()
+        else:
+            disk.unlink(missing_ok=True)  # one that was just made, and nothing more, may stay
+            BlockDevice(disk, size=MIB).close()
+        assert disk.stat().st_size == MIB, place
+    made[0].close()
+
+
 def test_a_device_whose_close_was_interrupted_can_be_opened_again(disk):
     devices = []
 

@@ -57,7 +57,9 @@ class _Interrupter:
         last, self._last[frame] = self._last.get(frame), now
         # What is raised here belongs to the instruction that comes now. Where that has another handler than the one
         # before, which a signal would have interrupted, it says nothing: at the end of a ``with`` block, for example.
-        if self.at is None and last is not None and last[0] in _LOOKS_FOR_SIGNALS and last[1] == now[1]:
+        # Before the first one that is traced the frame was entered, or gone on with: a RESUME.
+        interruptible = last is None or (last[0] in _LOOKS_FOR_SIGNALS and last[1] == now[1])
+        if self.at is None and interruptible:
             self.left -= 1
             if self.left == 0:
                 self.at = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"

@@ -4,14 +4,17 @@ import asyncio
 import contextlib
 import contextvars
 import gc
+import os
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import uvloop
 
+from interruptions import interrupted_everywhere
 from strideweave.runtime import AwaitResult
 from strideweave.runtime.wake_ups import WakeUps, wake_ups_of
 
@@ -109,6 +112,57 @@ def test_a_loop_that_is_interrupted_while_it_wakes_goes_on_when_it_runs_again():
     loop.run_until_complete(asyncio.wait_for(future, 60))
     assert interrupting.times == 2
     loop.close()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_wherever_ctrl_c_stops_the_answer_the_loop_still_wakes_who_was_to_be_woken(loop, monkeypatch, late):
+    wake_ups = WakeUps(loop)
+    waiting, asked = [], []
+    orders, answers = SimpleQueue(), SimpleQueue()  # whose methods are no Python, so nothing interrupts them
+    read = os.eventfd_read
+
+    def wake_when_told():
+        for order in iter(orders.get, None):
+            if order == "wake":
+                waiting.append(loop.create_future())
+                wake_ups.wake(waiting[-1])
+            answers.put(order)
+
+    def read_late(counter):
+        if late and not asked:
+            # Another thread wakes when all were delivered, before the counter is read.
+            asked.append(True)
+            orders.put("wake")
+            answers.get()
+        return read(counter)
+
+    other = threading.Thread(target=wake_when_told, daemon=True)
+    other.start()
+    monkeypatch.setattr("strideweave.runtime.wake_ups.os.eventfd_read", read_late)
+
+    def begin():
+        asked.clear()
+        waiting[:] = [loop.create_future()]
+        wake_ups.wake(waiting[0])
+        return lambda: wake_ups._answer(wake_ups._counter)
+
+    async def all_woken():
+        orders.put("that is all")
+        while answers.get() == "wake":
+            pass
+        await asyncio.wait_for(asyncio.gather(*waiting), 5)
+        waiting[:] = [loop.create_future()]  # one that comes later, too
+        wake_ups.wake(waiting[0])
+        await asyncio.wait_for(waiting[0], 5)
+
+    places = 0
+    for _ in interrupted_everywhere(begin):
+        loop.run_until_complete(all_woken())
+        places += 1
+    assert places > 5
+    loop.run_until_complete(all_woken())
+    orders.put(None)
+    other.join()
 
 
 def test_a_loop_that_has_closed_is_no_error():

@@ -13,6 +13,7 @@ from interruptions import interrupted_everywhere
 from processes import in_a_forked_child
 from strideweave import TileSet, save_tiled, tiled
 from strideweave.store import open_store, tile_files, verify_tiles
+from strideweave.store.lock import WriterLock
 
 HOLDER = """
 import sys
@@ -211,6 +212,33 @@ async def test_a_store_serves_callers_in_any_loop(store, values, opened):
     await carrier.evict_async(TileSet([(2, 0), (1, 0)]))
     values[4:6, 0:4] = values[2:4, 0:4]
     assert np.array_equal(opened(store).numpy(), values)
+
+
+def test_a_store_whose_opening_was_interrupted_can_be_opened_again(store, no_collector):
+    made = []
+
+    def begin():
+        made.clear()
+        return lambda: made.append(open_store(store, "r+"))
+
+    for _ in interrupted_everywhere(begin, every=41):
+        for tensor in made:
+            tensor.carrier.release()
+        made.clear()
+        open_store(store, "r+").carrier.release()
+    made[0].carrier.release()
+
+
+def test_wherever_taking_or_leaving_the_right_to_write_is_interrupted_it_can_be_taken_again(
+    tmp_path, no_collector
+):
+    path = str(tmp_path / "lock")
+
+    def begin():
+        return lambda: WriterLock(path).close()
+
+    for _ in interrupted_everywhere(begin):
+        WriterLock(path).close()
 
 
 def test_a_store_whose_release_was_interrupted_can_be_opened_again(store):

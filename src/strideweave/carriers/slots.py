@@ -198,7 +198,8 @@ class CarrierSlots(CarrierLifecycle):
                     with self._lock:
                         self._version += 1
         finally:
-            self._end_write(write)
+            if self._writes is not None:
+                self._writes.discard(write)  # here: in a method Ctrl-C could come before its first statement
 
     def _check_index(self, i: int) -> int:
         index = as_integer(i, "a slot index")

@@ -58,7 +58,10 @@ class HeldDescriptor:
         self.direct = -1
 
     def __del__(self, _close: Callable[[int], None] = os.close) -> None:
-        for number in (self.number, self.direct):
+        for number in (
+            getattr(self, "number", -1),
+            getattr(self, "direct", -1),
+        ):  # Ctrl-C may have ended the making
             if number >= 0:
                 with suppress(OSError):  # what a late close could report belongs to nobody any more
                     _close(number)

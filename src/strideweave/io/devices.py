@@ -9,11 +9,10 @@ import os
 import stat
 import struct
 import sys
-import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from strideweave.io.file_lock import let_go, lock, unlock_and_close
+from strideweave.io.file_lock import Claim
 from strideweave.io.files import ALIGNMENT, OpenFile
 
 if TYPE_CHECKING:
@@ -68,17 +67,14 @@ class HeldDevice:
         file: for reading and writing.
     """
 
-    def __init__(self, path: str, claim: int, *, direct: bool) -> None:
+    def __init__(self, path: str, claim: Claim, *, direct: bool) -> None:
         self.path = path
         self._claim = claim
         self._process = os.getpid()
-        self.geometry = _geometry(claim, path)
+        self.geometry = _geometry(claim.number, path)
         self.file = OpenFile.open(path, writable=True, any_kind=True, direct=direct, private=True)
-        if not os.path.sameopenfile(claim, self.file.fd):
+        if not os.path.sameopenfile(claim.number, self.file.fd):
             raise OSError(errno.EBUSY, "something else was put in its place while it was opened", path)
-        # Last: until here the caller closes it, if this raises.
-        self._finalizer = weakref.finalize(self, unlock_and_close, claim, self._process)
-        self._finalizer.atexit = False  # pending work may still use it; the system closes it after that
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, direct: bool, size: int | None) -> Self:
@@ -102,14 +98,13 @@ class HeldDevice:
         held: Self | None = None
         try:
             if made and size is not None:
-                _extend(claim, size, name)
+                _extend(claim.number, size, name)
             held = cls(name, claim, direct=direct)
             _check_size(held.geometry, size, name)
         except BaseException:  # whatever it was, nothing is held and no file was made
             if held is not None:
                 held.close()
-            else:
-                unlock_and_close(claim, os.getpid())
+            claim.close()
             if made:
                 os.unlink(name)  # noqa: PTH108  the name stays as given
             raise
@@ -118,7 +113,7 @@ class HeldDevice:
     def close(self) -> None:
         """Let go of it; idempotent. What a forked child has inherited stays open there."""
         self.file.close()
-        let_go(self._finalizer)
+        self._claim.close()
 
     def is_inherited(self) -> bool:
         """Whether the parent of this process opened it."""
@@ -173,7 +168,7 @@ class HeldDevice:
         """Have the device change a range itself; False where it offers no such thing."""
         try:
             # Through the exclusive descriptor: the kernel then drops what it has cached of the range.
-            fcntl.ioctl(self._claim, request, struct.pack("QQ", offset, nbytes))
+            fcntl.ioctl(self._claim.number, request, struct.pack("QQ", offset, nbytes))
         except OSError as error:
             if error.errno in _NOT_OFFERED:
                 return False
@@ -183,32 +178,33 @@ class HeldDevice:
     def _write_zeroes(self, offset: int, nbytes: int) -> None:
         zeroes, done = bytes(min(nbytes, _WRITTEN_ZEROES)), 0
         while done < nbytes:
-            done += os.pwrite(self._claim, zeroes[: nbytes - done], offset + done)
+            done += os.pwrite(self._claim.number, zeroes[: nbytes - done], offset + done)
 
 
-def _claim_path(path: str, *, create: bool) -> tuple[int, bool]:
+def _claim_path(path: str, *, create: bool) -> tuple[Claim, bool]:
     """Open what is at a path so that nobody else can; the second value tells whether it was made."""
     flags = os.O_RDWR | os.O_CLOEXEC
     if create:
         try:
-            number, made = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600), True
+            claim, made = Claim(os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)), True
         except FileExistsError:
             return _claim_path(path, create=False)
     else:
-        number, made = _open_existing(path, flags), False
-    if stat.S_ISBLK(os.fstat(number).st_mode):
-        return number, made  # exclusive already; a lock would get in the way of whoever looks at new devices
+        claim, made = Claim(_open_existing(path, flags)), False
+    if stat.S_ISBLK(os.fstat(claim.number).st_mode):
+        return claim, made  # exclusive already; a lock would get in the way of whoever looks at new devices
+    complete = False
     try:
-        locked = lock(number, path)
-    except OSError:
-        os.close(number)
-        if made:
-            os.unlink(path)  # noqa: PTH108  the name stays as given
-        raise
-    if not locked:
-        os.close(number)
-        raise _in_use(path)
-    return number, made
+        if not claim.take(path):
+            made = False  # by somebody else, who has it
+            raise _in_use(path)
+        complete = True
+    finally:
+        if not complete:
+            claim.close()
+            if made:
+                os.unlink(path)  # noqa: PTH108  the name stays as given
+    return claim, made
 
 
 def _open_existing(path: str, flags: int) -> int:

@@ -6,12 +6,12 @@ import fcntl
 import os
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["is_still_at", "let_go", "lock", "unlock_and_close"]
+__all__ = ["Claim", "is_still_at", "lock"]
 
 
 def lock(number: int, path: str) -> bool:
@@ -36,26 +36,43 @@ def lock(number: int, path: str) -> bool:
     return True
 
 
-def unlock_and_close(number: int, process: int) -> None:
-    """Let others lock a file and close it, which alone would not do while a forked child has it open.
+class Claim:
+    """An open file, and the lock of it once it was taken, until both are let go of or this object dies.
+
+    What lets go of them is there before the lock is: an interruption in between could leave a lock that nobody has, and
+    that nobody else would get as long as the process lives.
 
     Args:
-        number: the file's descriptor.
-        process: the number of the process that locked it; in a forked child the lock stays, since its parent has it.
+        number: the file's descriptor, which belongs to this object from then on.
+
+    Attributes:
+        number: the same.
     """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._finalizer = weakref.finalize(self, _unlock_and_close, number, os.getpid())
+        self._finalizer.atexit = False  # unfinished work may still go on; the system unlocks after it
+
+    def take(self, path: str) -> bool:
+        """``lock`` the file; arguments and errors are those of that."""
+        return lock(self.number, path)
+
+    def close(self) -> None:
+        """Let others lock the file and close it; idempotent, and done to its end by another call where interrupted.
+
+        In a forked child the lock stays, since its parent has it.
+        """
+        found = self._finalizer.peek()
+        if found is not None:
+            _unlock(*found[2])  # by itself, since a finalizer that was interrupted runs no more
+            self._finalizer()
+
+
+def _unlock_and_close(number: int, process: int) -> None:
+    """Let others lock a file and close it, which alone would not do while a forked child has it open."""
     _unlock(number, process)
     os.close(number)
-
-
-def let_go(finalizer: weakref.finalize[..., Any]) -> None:
-    """Have a finalizer that is to ``unlock_and_close`` a file do so now.
-
-    Idempotent, and done to its end by another call where it was interrupted.
-    """
-    found = finalizer.peek()
-    if found is not None:
-        _unlock(*found[2])  # by itself, since a finalizer that was interrupted runs no more
-        finalizer()
 
 
 def _unlock(number: int, process: int) -> None:

@@ -99,12 +99,15 @@ class WakeUps:
         return counter
 
     def _answer(self, counter: int) -> None:
+        self._deliver()
+        # Not before: Ctrl-C may stop this loop, to be run again later, and until it was read the loop calls again.
         try:
             os.eventfd_read(counter)
         except BlockingIOError:  # it was read already, as by a forked child, which has the same one
             pass
         finally:
-            self._deliver()
+            if self._futures:  # rung for since they were delivered, and that was read too
+                os.eventfd_write(counter, 1)
 
     def _deliver(self) -> None:
         self._asked = False  # first: a wake-up from here on finds it so, and asks anew

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from strideweave.io.file_lock import is_still_at, let_go, lock, unlock_and_close
+from strideweave.io.file_lock import Claim, is_still_at
 
 __all__ = ["WriterLock"]
 
@@ -34,46 +34,46 @@ class WriterLock:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        number = _locked(path)
-        self._finalizer = weakref.finalize(self, unlock_and_close, number, os.getpid())
-        self._finalizer.atexit = False  # unfinished writes may still go on; the system unlocks after them
-        # Hooks stay for ever; this one keeps nothing alive.
-        os.register_at_fork(after_in_child=partial(_leave_to_parent, weakref.ref(self)))
-        self._say_who(number)
+        self._claim: Claim | None = None
+        complete = False
+        try:
+            claim = self._take()
+            # Hooks stay for ever; this one keeps nothing alive.
+            os.register_at_fork(after_in_child=partial(_leave_to_parent, weakref.ref(self)))
+            self._say_who(claim.number)
+            complete = True
+        finally:
+            if not complete:
+                self.close()
 
     def close(self) -> None:
         """Let others write; idempotent, and done to its end by another call where it was interrupted."""
-        let_go(self._finalizer)
+        if self._claim is not None:
+            self._claim.close()
+
+    def _take(self) -> Claim:
+        """Open and lock the file that is at the path when both are done."""
+        while True:
+            claim = self._claim = Claim(os.open(self.path, _FLAGS, 0o666))
+            locked = claim.take(self.path)
+            if locked and is_still_at(claim.number, Path(self.path)):
+                return claim
+            holder = _holder(claim.number)
+            claim.close()
+            if not locked:  # and otherwise it is of a store that was just replaced
+                message = (
+                    f"{holder} has this store open for writing, and only one may; release its carrier there, or open "
+                    'the store with mode="r"'
+                )
+                raise OSError(errno.EBUSY, message, self.path)
 
     def _say_who(self, number: int) -> None:
         try:
             os.ftruncate(number, 0)
             os.pwrite(number, f"{os.getpid()}\n".encode("ascii"), 0)
         except OSError as error:
-            self.close()
             message = f"{error.strerror}; the number of this process was to be written"
             raise OSError(error.errno, message, self.path) from error
-
-
-def _locked(path: str) -> int:
-    """Open and lock the file that is at the path when both are done."""
-    while True:
-        number = os.open(path, _FLAGS, 0o666)
-        try:
-            locked = lock(number, path)
-            if locked and is_still_at(number, Path(path)):
-                return number
-            holder = _holder(number)
-        except OSError:
-            os.close(number)
-            raise
-        os.close(number)
-        if not locked:  # and otherwise it is of a store that was just replaced
-            message = (
-                f"{holder} has this store open for writing, and only one may; release its carrier there, or open the "
-                'store with mode="r"'
-            )
-            raise OSError(errno.EBUSY, message, path)
 
 
 def _holder(number: int) -> str:
