@@ -159,6 +159,13 @@ class CPU(MemoryCarrier):
         super()._allocate_in_place(size)
         self._owns_memory = True
 
+    def _shares_memory(self, other: Carrier) -> bool:
+        return (
+            isinstance(other, CPU)
+            and not (self._owns_memory and other._owns_memory)
+            and np.may_share_memory(self._slots, other._slots)
+        )
+
     def _take_over(self, other: Carrier) -> bool:
         if not isinstance(other, CPU) or not other._owns_memory or other._slots.nbytes < MAPPED_BYTES:
             return False  # little memory of a result is less aligned than that of a carrier

@@ -17,6 +17,7 @@ from strideweave import (
     Layout,
     ReleasedError,
     Tensor,
+    TiledEvictable,
     TileSelection,
     row_major,
 )
@@ -295,6 +296,25 @@ def test_refused_destinations_change_nothing(make_model, destination, error):
     assert model.at_rest()
     if isinstance(given, strideweave.Carrier):
         assert given.is_owned() is owned
+
+
+@pytest.mark.parametrize("tier", ["primary", "secondary"])
+@pytest.mark.parametrize("given_by", ["caller", "destination"])
+def test_a_destination_in_the_memory_of_a_tier_is_refused(tier, given_by):
+    own = CPU(0).new_like(np.arange(16.0, dtype=np.float32))
+    memory = np.arange(16, dtype=np.float32) if given_by == "caller" else own.numpy(writable=True)
+    tiers = (CPU.from_numpy(memory), CPU(0)) if tier == "primary" else (CPU(0), CPU.from_numpy(memory))
+    carrier = TiledEvictable(*tiers, (4,), (4,))
+    tensor = Tensor(carrier, 0, row_major(16))
+    for destination in (CPU.from_numpy(memory[4:12]), *([own] if given_by == "destination" else [])):
+        with pytest.raises(ValueError, match="memory of a tier"):
+            carrier.project(tensor, carrier.select({0: [1, 0]}), destination)
+        assert (destination.version, destination.is_owned()) == (0, False)
+    assert memory.tolist() == list(range(16))
+    elsewhere = CPU.from_numpy(np.zeros(8, np.float32))
+    swapped = carrier.project(tensor, carrier.select({0: [1, 0]}), elsewhere).wait()
+    assert swapped.tolist() == [4.0, 5.0, 6.0, 7.0, 0.0, 1.0, 2.0, 3.0]
+    carrier.release()
 
 
 def test_a_tier_or_a_tiled_carrier_is_no_destination(make_model):

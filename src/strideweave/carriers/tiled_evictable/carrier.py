@@ -211,7 +211,7 @@ class TiledEvictable(TileHierarchy):
             TypeError: not a Tensor, one of another carrier, not a TileSelection, or a destination of another
                 class or dtype.
             ValueError: the Tensor's Layout is not tile-footprint compatible, the selection does not fit the
-                grid, or the destination is too small.
+                grid, or the destination is too small or lies in the memory of a tier.
             RuntimeError: the destination is owned or not publicly mutable.
             InvalidTileError: a selected tile has no value yet.
             TileConflictError: an unfinished residency request covers one of the tiles.

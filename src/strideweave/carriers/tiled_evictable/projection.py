@@ -131,6 +131,11 @@ def _check_destination(carrier: TiledEvictable, destination: Carrier, size: int)
             f"destination has {destination.size()} slots, the selection needs {size}; "
             "pass a larger carrier, or an empty one to be allocated"
         )
+    if destination._shares_memory(carrier.primary) or destination._shares_memory(carrier.secondary):
+        raise ValueError(
+            "destination lies in the memory of a tier, so tiles would be written over before they are read; "
+            "pass memory of its own"
+        )
 
 
 @dataclass(slots=True, eq=False)
