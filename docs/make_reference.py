@@ -89,9 +89,8 @@ def first_line(value: object) -> str:
 def parameters(value: object, *, bound: bool = False) -> str:
     """What a call takes, in parentheses: names and plain defaults, without types. A method's ``self`` is left out."""
     entries, keywords, positional = [], False, False
-    for parameter in list(inspect.signature(cast("Callable[..., object]", value)).parameters.values())[
-        bound:
-    ]:
+    signature = inspect.signature(cast("Callable[..., object]", value))
+    for parameter in list(signature.parameters.values())[bound:]:
         if positional and parameter.kind is not parameter.POSITIONAL_ONLY:
             entries.append("/")
         positional = parameter.kind is parameter.POSITIONAL_ONLY
@@ -110,11 +109,8 @@ def default_of(parameter: inspect.Parameter) -> str:
         return ""
     if isinstance(default, strideweave.DType):
         return f"=DType.{default.name}"
-    return (
-        f"={default!r}"
-        if default is None or isinstance(default, bool | int | float | str | tuple)
-        else "=..."
-    )
+    is_plain = default is None or isinstance(default, bool | int | float | str | tuple)
+    return f"={default!r}" if is_plain else "=..."
 
 
 def documented(value: object) -> object | None:

@@ -180,9 +180,8 @@ def as_numbers(values: ArrayLike, dtype: DType | None) -> tuple[NDArray[Any], DT
     chosen = None if dtype is None else check_dtype(dtype)
     found = np.asarray(values)
     native = found.dtype.newbyteorder("=")
-    if (
-        chosen is None or native.kind not in "biuf"
-    ):  # NumPy would convert texts, dates and complex numbers, too
+    # NumPy would convert texts, dates and complex numbers, too.
+    if chosen is None or native.kind not in "biuf":
         source = DType.from_numpy(native)
         chosen = chosen or source
     # Python numbers are converted from the originals, so that NumPy can see which do not fit.

@@ -173,9 +173,8 @@ def tile_views(source: npt.NDArray[Any], grid: TileGrid) -> Iterator[npt.NDArray
 
 def _fill(memory: CPU, grid: TileGrid, tiles: Iterable[npt.NDArray[Any]]) -> None:
     """Copy tiles to a carrier, one behind the other from its first slot on, as far as there are any or have room."""
-    slots = memory.numpy(writable=True).reshape(
-        -1, grid.tile_size
-    )  # not by tile_shape: NumPy has 64 axes at most
+    # Not by tile_shape, for NumPy has 64 axes at most.
+    slots = memory.numpy(writable=True).reshape(-1, grid.tile_size)
     for place, tile in zip(slots, tiles, strict=False):
         place.reshape(grid.tile_shape)[...] = tile
 
@@ -198,8 +197,7 @@ def _write_through(source: npt.NDArray[Any], grid: TileGrid, secondary: Carrier,
             staging._scope.start(handle, operation().transfer, [transfer]).wait()
         complete = True
     finally:
-        if (
-            not complete and handle.done
-        ):  # where Ctrl-C ended the waiting, the transfer goes on and needs the storage
+        # Where Ctrl-C ended the waiting, the transfer goes on and needs the storage.
+        if not complete and handle.done:
             secondary._empty_in_place()
     staging.release()

@@ -68,9 +68,8 @@ def parse_dtype(text: str | None) -> DType | None:
     found = next((dtype for dtype in DType.members() if dtype.name.lower() == text.lower()), None)
     if found is not None:
         return found
-    if re.fullmatch(
-        r"[<=|]?[A-Za-z]\w*", text
-    ):  # no more than a name: NumPy also reads records and null characters
+    # No more than a name: NumPy also reads records and null characters.
+    if re.fullmatch(r"[<=|]?[A-Za-z]\w*", text):
         with suppress(TypeError):
             return DType.from_numpy(text)
     raise typer.BadParameter(

@@ -58,10 +58,8 @@ class HeldDescriptor:
         self.direct = -1
 
     def __del__(self, _close: Callable[[int], None] = os.close) -> None:
-        for number in (
-            getattr(self, "number", -1),
-            getattr(self, "direct", -1),
-        ):  # Ctrl-C may have ended the making
+        # Ctrl-C may have ended the making.
+        for number in (getattr(self, "number", -1), getattr(self, "direct", -1)):
             if number >= 0:
                 with suppress(OSError):  # what a late close could report belongs to nobody any more
                     _close(number)

@@ -252,9 +252,8 @@ class Process:
     def __init__(self) -> None:
         self.runtime: EventLoop | None = None
         self.ended = False
-        self.starting = (
-            threading.RLock()
-        )  # which only its owner can release, whatever became of a fork's hook
+        # Reentrant, so that only its owner can release it, whatever became of a fork's hook.
+        self.starting = threading.RLock()
 
     def find_service(self, factory: Callable[[], S]) -> S | None:
         """Return what ``current_runtime().service(factory)`` has made, or None; makes and starts nothing."""

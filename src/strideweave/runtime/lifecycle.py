@@ -146,8 +146,8 @@ def _is_multiprocessing_child() -> bool:
 def install_hooks() -> None:
     """Register the hooks; called once, when the package is imported. Starts nothing."""
     for lock in _FORK_LOCKS:
-        # Its own methods, which are no Python: Ctrl-C during a fork is raised by the first hook that is, ends it there,
-        # and is forgotten. The locks are held or not held by then, and never held for good.
+        # Its own methods, which are no Python. Ctrl-C during a fork is raised at the entry of the first hook that is
+        # written in Python; that hook does nothing then, and what it would have released stays locked for good.
         os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
     os.register_at_fork(after_in_child=HOOKS.after_fork_in_child)
     atexit.register(HOOKS.interpreter_ends)

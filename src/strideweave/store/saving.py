@@ -174,9 +174,8 @@ async def _save_dense(
     views = tile_views(source, grid)
     is_staged = not next(tile_views(source, grid)).flags.c_contiguous
     staging = aligned_array(per_wave * nbytes if is_staged else 0)
-    slots = staging.view(source.dtype).reshape(
-        -1, grid.tile_size
-    )  # not by tile_shape: NumPy has 64 axes at most
+    # Not by tile_shape, for NumPy has 64 axes at most.
+    slots = staging.view(source.dtype).reshape(-1, grid.tile_size)
     rows: list[npt.NDArray[np.uint8]] = []
 
     def fill(count: int) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import strideweave as sw
+from processes import in_a_forked_child
 
 GRID, TILE = (4,), (8,)
 LOST = "{} with {} dirty tile.*flush"
@@ -79,6 +80,24 @@ def test_a_warning_that_is_made_an_error_leaves_nothing_behind(tmp_path, over):
     assert carrier.secondary.is_released()
     assert carrier.statistics().pending_requests == 0
     over(tmp_path).release()  # the right to write, or the file, is free again
+
+
+@kept
+@pytest.mark.parametrize("end", ["release", "drop"])
+def test_a_forked_child_does_not_warn_of_what_its_parent_has(tmp_path, over, end):
+    carriers = [over(tmp_path)]
+    carriers[0][0] = 1.0
+
+    def child():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            carriers.pop().release() if end == "release" else carriers.clear()
+            gc.collect()
+        return not caught
+
+    assert in_a_forked_child(child)
+    carriers[0].flush()
+    carriers[0].release()
 
 
 @kept

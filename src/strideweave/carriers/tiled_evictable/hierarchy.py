@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -83,6 +84,7 @@ class TileHierarchy(DependentCarrier):
         bind_policy(residency_policy, grid, primary.dtype())
         self._primary, self._secondary = primary, secondary
         self._policy = residency_policy
+        self._process = os.getpid()
         self._placed: tuple[object, int, TilePlacement] | None = None
         self._compacted: tuple[TilePlacement, tuple[int, ...], CompactGeometry] | None = None
         with self._owning(primary, secondary):
@@ -112,13 +114,15 @@ class TileHierarchy(DependentCarrier):
             OwnershipError: a composite or an unfinished request owns the carrier.
             PendingWorkError: requests of this carrier are unfinished; nothing was released.
         """
-        unwritten = unwritten_tiles(self._traffic.table, self._secondary)
+        unwritten = unwritten_tiles(self._traffic.table, self._secondary, self._process)
         super().release()
         warn_unwritten(unwritten, "released")  # after it, for a filter may make an error of the warning
 
     def __del__(self) -> None:
         traffic = self.__dict__.get("_traffic")  # not there if the constructor has raised
-        unwritten = unwritten_tiles(traffic.table, self._secondary) if traffic is not None else 0
+        unwritten = (
+            unwritten_tiles(traffic.table, self._secondary, self._process) if traffic is not None else 0
+        )
         super().__del__()
         warn_unwritten(unwritten, "dropped without release()")
 

@@ -69,9 +69,8 @@ def write_slot(carrier: TiledEvictable, slot: int, value: npt.NDArray[Any]) -> N
 
     def store() -> None:
         row, holder = traffic.rows_locked(at)[0], next(iter(traffic.primary.places(at)))[0]
-        traffic.table.commit_write(
-            ordinal
-        )  # first: no interruption may leave a new value in a tile that counts as clean
+        # First: no interruption may leave a new value in a tile that counts as clean.
+        traffic.table.commit_write(ordinal)
         try:
             row[within] = bits
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from typing import TYPE_CHECKING
@@ -13,12 +14,17 @@ if TYPE_CHECKING:
 __all__ = ["unwritten_tiles", "warn_unwritten"]
 
 
-def unwritten_tiles(table: ResidencyTable, secondary: Carrier) -> int:
+def unwritten_tiles(table: ResidencyTable, secondary: Carrier, process: int) -> int:
     """How many tiles have a value that the secondary tier has not got and could have kept.
 
     Takes no lock, for finalizers call it.
+
+    Args:
+        table: knows which tiles are dirty.
+        secondary: the secondary tier.
+        process: the number of the process that made the carrier; a forked child loses nothing that its parent has.
     """
-    return len(table.dirty()) if secondary._outlasts_release() else 0
+    return len(table.dirty()) if secondary._outlasts_release() and process == os.getpid() else 0
 
 
 def warn_unwritten(tiles: int, what: str) -> None:
