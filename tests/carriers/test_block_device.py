@@ -285,7 +285,7 @@ def test_a_device_whose_opening_was_interrupted_can_be_opened_again(disk, no_col
     made[0].close()
 
 
-def test_a_device_whose_close_was_interrupted_can_be_opened_again(disk):
+def test_a_device_whose_close_was_interrupted_can_be_opened_again(disk, no_collector):
     devices = []
 
     def begin():

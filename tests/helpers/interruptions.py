@@ -21,6 +21,9 @@ class Interruption(BaseException):
 _LOOKS_FOR_SIGNALS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD"})
 
 
+# Up to the RESUME that looks for signals; the last three are a generator's.
+_BEGINS_A_FRAME = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RESUME", "RETURN_GENERATOR", "POP_TOP", "NOP"})
+
 _Instruction: TypeAlias = "tuple[str, int | None]"
 
 
@@ -57,9 +60,15 @@ class _Interrupter:
         last, self._last[frame] = self._last.get(frame), now
         # What is raised here belongs to the instruction that comes now. Where that has another handler than the one
         # before, which a signal would have interrupted, it says nothing: at the end of a ``with`` block, for example.
-        # Before the first one that is traced the frame was entered, or gone on with: a RESUME.
-        interruptible = last is None or (last[0] in _LOOKS_FOR_SIGNALS and last[1] == now[1])
-        if self.at is None and interruptible:
+        # Where the first one that is traced is no part of a frame's beginning, a RESUME came before it.
+        interruptible = (
+            now[0] not in _BEGINS_A_FRAME
+            if last is None
+            else last[0] in _LOOKS_FOR_SIGNALS and last[1] == now[1]
+        )
+        if (
+            self.at is None and interruptible and frame.f_lineno is not None
+        ):  # what has no line is the compiler's own
             self.left -= 1
             if self.left == 0:
                 self.at = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"

@@ -241,7 +241,7 @@ def test_wherever_taking_or_leaving_the_right_to_write_is_interrupted_it_can_be_
         WriterLock(path).close()
 
 
-def test_a_store_whose_release_was_interrupted_can_be_opened_again(store):
+def test_a_store_whose_release_was_interrupted_can_be_opened_again(store, no_collector):
     opened = []
 
     def begin():
