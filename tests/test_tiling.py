@@ -171,7 +171,7 @@ def test_foreign_byte_order_and_strides_are_read_as_values():
 
 @pytest.mark.parametrize("make", [lambda values, dtype: tiled(values, 2, dtype=dtype), asarray])
 def test_real_numbers_of_other_types_are_converted_where_a_dtype_is_asked_for(make):
-    for kind in (np.uint16, np.uint32, np.uint64, np.longdouble, ">u4", ml_dtypes.bfloat16):
+    for kind in (np.uint16, np.uint32, np.uint64, np.longdouble, ">u4", ml_dtypes.bfloat16, ml_dtypes.int4):
         assert make(np.array([1, 2], kind), dtype=DType.Int32).tolist() == [1, 2]
     for few in ([1, 2], (1, 2), range(1, 3), memoryview(b"\1\2"), asarray([1, 2])):
         assert make(few, dtype=DType.Float8E5M2).tolist() == [1.0, 2.0]
@@ -187,7 +187,10 @@ def test_real_numbers_of_other_types_are_converted_where_a_dtype_is_asked_for(ma
     "values",
     [
         np.array([1j, 2]),
-        np.array([1, 2], ml_dtypes.int4),
+        np.array([1, 2], ml_dtypes.bcomplex32)
+        if hasattr(ml_dtypes, "bcomplex32")
+        else np.array([1j, 2], "c8"),
+        np.array(["1", "2"], np.dtypes.StringDType()),
         np.array(["2026-12-03", "NaT"], "M8[s]"),
         np.array([1, 2], "m8[s]"),
         ["1", "2"],

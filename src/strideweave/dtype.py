@@ -179,13 +179,32 @@ def as_numbers(values: ArrayLike, dtype: DType | None) -> tuple[NDArray[Any], DT
     """
     chosen = None if dtype is None else check_dtype(dtype)
     found = np.asarray(values)
-    native = found.dtype.newbyteorder("=")
-    # NumPy would convert texts, dates and complex numbers, too.
-    if chosen is None or native.kind not in "biuf":
+    native = found.dtype if found.dtype.isnative else found.dtype.newbyteorder("=")
+    if chosen is None or not _is_real(native):  # NumPy would convert texts, dates and complex numbers, too
         source = DType.from_numpy(native)
         chosen = chosen or source
+    if chosen._numpy == native or _is_array(values):
+        return found, chosen
     # Python numbers are converted from the originals, so that NumPy can see which do not fit.
-    return found if hasattr(values, "__array__") else np.asarray(values, chosen._numpy), chosen
+    return np.asarray(values, chosen._numpy), chosen
+
+
+def _is_real(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is of real numbers, those of ``ml_dtypes`` among them, and of any width."""
+    if dtype.kind in "biuf":
+        return True
+    return dtype.type.__module__ == "ml_dtypes" and "complex" not in dtype.name
+
+
+def _is_array(values: object) -> bool:
+    """Whether NumPy has made an array of something that is one already, and not of Python's numbers."""
+    if any(hasattr(values, name) for name in ("__array__", "__array_interface__", "__array_struct__")):
+        return True
+    try:
+        memoryview(values).release()  # type: ignore[arg-type]  # what is no buffer says so
+    except TypeError:
+        return False
+    return True
 
 
 def _python_number(value: object) -> bool | int | float:

@@ -1,6 +1,9 @@
 """New values that a file below was meant to keep are not lost in silence."""
 
+import contextlib
 import gc
+import sys
+import threading
 import warnings
 
 import numpy as np
@@ -8,6 +11,7 @@ import pytest
 
 import strideweave as sw
 from processes import in_a_forked_child
+from strideweave.runtime import AwaitResult
 
 GRID, TILE = (4,), (8,)
 LOST = "{} with {} dirty tile.*flush"
@@ -124,3 +128,33 @@ def test_values_that_moved_elsewhere_are_not_lost(tmp_path, over):
     moved = sw.move(sw.Tensor(carrier, 0, sw.row_major(32)), sw.CPU(0))
     assert carrier.is_released()
     assert moved[0] == 1.0
+
+
+@kept
+def test_two_threads_that_release_while_tiles_are_written_warn_once_or_not_at_all(tmp_path, over):
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    seen = set()
+    try:
+        for flush in [False, True] * 20:
+            carrier = over(tmp_path)
+            carrier[0] = 1.0
+            pending = carrier.flush_async() if flush else AwaitResult.completed()
+
+            def end(carrier=carrier):
+                while not carrier.is_released():
+                    with contextlib.suppress(sw.PendingWorkError):
+                        carrier.release()
+
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                threads = [threading.Thread(target=end) for _ in range(2)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+            pending.wait()
+            seen.add((flush, len(caught)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert seen == {(False, 1), (True, 0)}

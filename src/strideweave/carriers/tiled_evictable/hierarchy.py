@@ -85,6 +85,7 @@ class TileHierarchy(DependentCarrier):
         self._primary, self._secondary = primary, secondary
         self._policy = residency_policy
         self._process = os.getpid()
+        self._lost = 0  # dirty tiles of a released carrier, that nobody was warned of
         self._placed: tuple[object, int, TilePlacement] | None = None
         self._compacted: tuple[TilePlacement, tuple[int, ...], CompactGeometry] | None = None
         with self._owning(primary, secondary):
@@ -114,9 +115,10 @@ class TileHierarchy(DependentCarrier):
             OwnershipError: a composite or an unfinished request owns the carrier.
             PendingWorkError: requests of this carrier are unfinished; nothing was released.
         """
-        unwritten = unwritten_tiles(self._traffic.table, self._secondary, self._process)
         super().release()
-        warn_unwritten(unwritten, "released")  # after it, for a filter may make an error of the warning
+        with self._traffic.lock:
+            lost, self._lost = self._lost, 0  # of two threads that release, one warns
+        warn_unwritten(lost, "released")  # last, for a filter may make an error of the warning
 
     def __del__(self) -> None:
         traffic = self.__dict__.get("_traffic")  # not there if the constructor has raised
@@ -349,6 +351,7 @@ class TileHierarchy(DependentCarrier):
         self._traffic.primary.release()
         self._traffic.secondary.release()
         with self._traffic.lock:
+            self._lost += unwritten_tiles(self._traffic.table, self._secondary, self._process)
             self._traffic.table.clear()  # also for whoever counts later, such as the request that released it
             self._traffic.counters.note_released()
         super()._free_storage()
