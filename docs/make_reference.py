@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 import strideweave
 from strideweave.carriers import block_device_statistics, cpu, evictable, file_backed, file_parts, lifecycle
+from strideweave.carriers.extension import defined
 from strideweave.carriers.tiled_evictable import statistics as tiled_statistics
 from strideweave.io import files, recycling_pool
 from strideweave.io import statistics as io_statistics
@@ -42,8 +43,9 @@ CHAPTERS = (
 )
 HEAD = """# Reference
 
-Every public name, what it takes and the first line of its docstring; `help(strideweave.TiledEvictable)` shows the
-rest, with types, shapes and errors. Made by `python docs/make_reference.py`; a test keeps it true.
+Every public name and the first line of its docstring, and what functions, methods and what you make yourself take;
+`help(strideweave.TiledEvictable)` shows the rest, with types, shapes and errors.
+Made by `python docs/make_reference.py`; a test keeps it true.
 """
 
 # What statistics() gives, and of whom. These are read, and never made by a caller.
@@ -56,12 +58,13 @@ RECORDS = (
     ("its `file`", files.FileStatistics),
     ("`Evictable.statistics()`", evictable.EvictableStatistics),
     ("`BlockDeviceCarrier.statistics()`", block_device_statistics.BlockDeviceCarrierStatistics),
+    ("`statistics()` of a `DefinedCarrier`", defined.DefinedStatistics),
     ("`statistics()` of the secondary tier of files in place", file_parts.FilePartsStatistics),
     ("`statistics()` of the secondary tier of a store", store_carrier.StoreBackedStatistics),
     ("its `store`", tile_files.TileFilesStatistics),
     ("`strideweave.io.engine.statistics()`", io_statistics.EngineStatistics),
     ("`strideweave.io.recycling.statistics()`", recycling_pool.RecyclingStatistics),
-    ("`strideweave.runtime.current_runtime().statistics()`", event_loop.RuntimeStatistics),
+    ("`strideweave.runtime.statistics()`", event_loop.RuntimeStatistics),
 )
 
 
@@ -166,7 +169,7 @@ def entry(name: str, value: object, origin: str = "") -> list[str]:
     ]
     bases = [base for base in value.__mro__[1:] if base in named]
     inherited = {attribute for base in bases for attribute in dir(base)}
-    rows = members(value, inherited)
+    rows = [*attributes(value).values()] if origin else members(value, inherited)
     if issubclass(value, Exception):
         builtin = next(base for base in value.__mro__ if base.__module__ == "builtins")
         lines += ["", f"A `{builtin.__name__}`."]

@@ -225,6 +225,8 @@ CHECKPOINTS = [
     Case("an index that is a list", plain_file("m.safetensors.index.json", b"[]"), FormatError, "not a JSON object", None, 0),
     Case("a folder without a checkpoint", in_folder(plain_file("a.txt", b"")), FormatError, "must hold one checkpoint"),
     Case("an array of zarr 2", in_folder(plain_file(".zarray", b'{"zarr_format":2}')), FormatError, "zarr_format=3"),
+    Case("an array of zarr 2 by name", in_folder(plain_file(".zarray", b"{}")), FormatError, "zarr_format=3",
+         options={"format": "zarr"}),
     Case("a group of zarr 2", in_folder(plain_file(".zgroup", b'{"zarr_format":2}')), FormatError, "zarr_format=3"),
     *[Case(f"a {suffix} file", plain_file(f"a{suffix}", b"PK"), ValueError, f"a {suffix} file packs its arrays; {instead}")
       for suffix, instead in ((".npz", "numpy.load"), (".pth", "save its"), (".hdf5", "give an array"))],

@@ -412,6 +412,33 @@ def test_forks_while_threads_start_requests_never_hang_and_never_disturb_the_par
     assert (program.lines, program.errors, program.code) == (["0"], "", 0)
 
 
+def test_a_signal_handler_that_starts_the_first_request_while_the_loop_starts_leaves_one_loop(run_program):
+    program = run_program(
+        """
+        import signal
+        from strideweave.runtime import event_loop
+        launch, handles = event_loop.EventLoop.launch, []
+        def launch_interrupted(loop):
+            if not handles:
+                handles.append(AwaitResult())
+                signal.raise_signal(signal.SIGUSR1)
+            launch(loop)
+        def handler(*_):
+            scope.start(handles[0], value, "of the handler")
+        signal.signal(signal.SIGUSR1, handler)
+        event_loop.EventLoop.launch = launch_interrupted
+        say(scope.start(AwaitResult(), value, "of the main thread", cleanup=lambda: None).wait(), handles[0].wait())
+        def loops():
+            return [thread for thread in threading.enumerate() if thread.name == "strideweave-runtime"]
+        while len(loops()) > 1:
+            time.sleep(0.001)
+        say(statistics().finished)
+        """
+    )
+    assert sorted(program.lines) == ["2", "of the main thread of the handler"]
+    assert (program.errors, program.code) == ("", 0)
+
+
 def test_ctrl_c_while_a_fork_waits_for_a_lock_leaves_all_of_them_free_on_both_sides(run_program):
     """What a hook before a fork raises is printed and forgotten, and the fork goes on, without that lock."""
     program = run_program(

@@ -123,6 +123,9 @@ def test_selection_takes_any_finite_iterables_of_integers(per_axis, expected):
         pytest.param(
             [np.int8(3)], r"axis 0 .* finite iterable.*; \[3\] is one", id="axis-is-an-integer-of-numpy"
         ),
+        pytest.param(
+            [asarray(2)], r"axis 0 .* finite iterable, not Tensor Tensor\(.*\)$", id="axis-is-a-number"
+        ),
         pytest.param([True], r"axis 0 .* finite iterable, not bool True$", id="axis-is-a-flag"),
         pytest.param(
             [slice(0, 3)], r"axis 0 .* finite iterable.*range\(start, stop\) is", id="axis-is-a-slice"

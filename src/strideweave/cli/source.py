@@ -68,7 +68,7 @@ DTypeOption = Annotated[
     str | None,
     typer.Option(
         "--dtype",
-        help="Element type of a raw file, such as Float32; of others it is checked.",
+        help="Element type of a raw file, such as Float32 or f4; of others it is checked.",
         autocompletion=_complete_dtype,
     ),
 ]

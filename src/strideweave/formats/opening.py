@@ -154,22 +154,15 @@ def detect_format(path: str, asked: str | None = None, *, has_description: bool 
     if asked is not None:
         if asked not in FORMATS:
             raise ValueError(f"format must be one of {', '.join(FORMATS)}, found {asked!r}")
+        if asked == "zarr":
+            _refuse_zarr_2(Path(path))
         return asked
     place = Path(path)
     if place.is_dir():
         if is_store(path):
             return "store"
-        if (place / METADATA).exists():
-            return "zarr"
-        for old in (".zarray", ".zgroup"):
-            if (place / old).exists():
-                raise FormatError(
-                    "zarr 2 is not read in place; write the array anew with zarr_format=3",
-                    path=path,
-                    wanted=METADATA,
-                    found=old,
-                )
-        return "safetensors"
+        _refuse_zarr_2(place)
+        return "zarr" if (place / METADATA).exists() else "safetensors"
     found = _SUFFIXES.get(place.suffix) or _look_inside(path, has_description)
     if found is None:
         if instead := _NOT_IN_PLACE.get(place.suffix):
@@ -181,6 +174,18 @@ def detect_format(path: str, asked: str | None = None, *, has_description: bool 
             "shape="
         )
     return found
+
+
+def _refuse_zarr_2(place: Path) -> None:
+    """Raise FormatError where there is an array or a group of zarr 2 and none of zarr 3."""
+    for old in (".zarray", ".zgroup"):
+        if (place / old).exists() and not (place / METADATA).exists():
+            raise FormatError(
+                "zarr 2 is not read in place; write the array anew with zarr_format=3",
+                path=str(place),
+                wanted=METADATA,
+                found=old,
+            )
 
 
 def _look_inside(path: str, has_description: bool) -> str | None:

@@ -8,6 +8,8 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from strideweave.runtime.locks import short_lock
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -63,10 +65,20 @@ class Claim:
 
         In a forked child the lock stays, since its parent has it.
         """
-        found = self._finalizer.peek()
-        if found is not None:
-            _unlock(*found[2])  # by itself, since a finalizer that was interrupted runs no more
-            self._finalizer()
+        last = None
+        try:
+            with (
+                short_lock
+            ):  # or another thread could close it before it is unlocked, and its number be another file's
+                found = self._finalizer.peek()
+                if found is not None:
+                    _unlock(
+                        *found[2]
+                    )  # before the finalizer goes, which is all that another call would look at
+                    last = self._finalizer.detach()
+        finally:
+            if last is not None:
+                os.close(self.number)
 
 
 def _unlock_and_close(number: int, process: int) -> None:

@@ -267,7 +267,10 @@ class Process:
                     refuse_work()
                 runtime = EventLoop()
                 runtime.launch()
-                self.runtime = runtime
+                if self.runtime is not None and self.runtime.is_open:
+                    runtime.ask_to_stop()  # a signal handler or a finalizer of this thread has started one meanwhile
+                else:
+                    self.runtime = runtime
             return self.runtime
 
 

@@ -90,7 +90,7 @@ def _instead_of(values: Any) -> str:
         return "; range(start, stop) is one"
     if isinstance(values, (int, np.integer)) and not isinstance(values, bool):
         return f"; [{int(values)}] is one"
-    return "; its tolist() is one" if hasattr(values, "tolist") and not isinstance(values, np.generic) else ""
+    return "; its tolist() is one" if hasattr(values, "tolist") and getattr(values, "ndim", False) else ""
 
 
 def _is_endless(values: Any) -> bool:
