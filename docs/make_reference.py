@@ -90,30 +90,10 @@ def first_line(value: object) -> str:
 
 
 def parameters(value: object, *, bound: bool = False) -> str:
-    """What a call takes, in parentheses: names and plain defaults, without types. A method's ``self`` is left out."""
-    entries, keywords, positional = [], False, False
+    """What a call takes, in parentheses: names and defaults, without types. A method's ``self`` is left out."""
     signature = inspect.signature(cast("Callable[..., object]", value))
-    for parameter in list(signature.parameters.values())[bound:]:
-        if positional and parameter.kind is not parameter.POSITIONAL_ONLY:
-            entries.append("/")
-        positional = parameter.kind is parameter.POSITIONAL_ONLY
-        if parameter.kind is parameter.KEYWORD_ONLY and not keywords:
-            entries.append("*")
-        keywords |= parameter.kind in {parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL}
-        stars = str(parameter)[:2].count("*")
-        entries.append(f"{'*' * stars}{parameter.name}{default_of(parameter)}")
-    return f"({', '.join([*entries, *(['/'] if positional else [])])})"
-
-
-def default_of(parameter: inspect.Parameter) -> str:
-    """A default as one would write it, and an ellipsis for what only the function itself knows."""
-    default = parameter.default
-    if default is parameter.empty:
-        return ""
-    if isinstance(default, strideweave.DType):
-        return f"=DType.{default.name}"
-    is_plain = default is None or isinstance(default, bool | int | float | str | tuple)
-    return f"={default!r}" if is_plain else "=..."
+    entries = [entry.replace(annotation=inspect.Parameter.empty) for entry in signature.parameters.values()]
+    return str(inspect.Signature(entries[bound:]))
 
 
 def documented(value: object) -> object | None:

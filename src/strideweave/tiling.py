@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from strideweave.tiles.part_map import PartOrder
     from strideweave.tiles.policy import ResidencyPolicy
 
-__all__ = ["tile_grid", "tile_major_layout", "tile_views", "tiled"]
+__all__ = ["fill_tiles", "tile_grid", "tile_major_layout", "tile_views", "tiled"]
 
 _WAVE_BYTES = 8 << 20  # what is held at once of an array on its way to the secondary tier
 
@@ -89,7 +89,7 @@ def tiled(
     try:
         primary = CPU(grid.slot_count if resident else 0, dtype=chosen, empty=True)
         if resident:
-            _fill(primary, grid, tile_views(source, grid))
+            fill_tiles(primary.numpy(writable=True), grid, tile_views(source, grid))
         else:
             _write_through(source, grid, slow, _WAVE_BYTES if limit is None else min(_WAVE_BYTES, limit))
         carrier = TiledEvictable(
@@ -171,11 +171,10 @@ def tile_views(source: npt.NDArray[Any], grid: TileGrid) -> Iterator[npt.NDArray
         ]
 
 
-def _fill(memory: CPU, grid: TileGrid, tiles: Iterable[npt.NDArray[Any]]) -> None:
-    """Copy tiles to a carrier, one behind the other from its first slot on, as far as there are any or have room."""
+def fill_tiles(slots: npt.NDArray[Any], grid: TileGrid, tiles: Iterable[npt.NDArray[Any]]) -> None:
+    """Copy tiles to slots, one behind the other from the first on, as far as there are any or have room."""
     # Not by tile_shape, for NumPy has 64 axes at most.
-    slots = memory.numpy(writable=True).reshape(-1, grid.tile_size)
-    for place, tile in zip(slots, tiles, strict=False):
+    for place, tile in zip(slots.reshape(-1, grid.tile_size), tiles, strict=False):
         place.reshape(grid.tile_shape)[...] = tile
 
 
@@ -191,7 +190,7 @@ def _write_through(source: npt.NDArray[Any], grid: TileGrid, secondary: Carrier,
         tiles = tile_views(source, grid)
         for first in range(0, grid.tile_count, per_wave):
             count = min(per_wave, grid.tile_count - first)
-            _fill(staging, grid, itertools.islice(tiles, count))
+            fill_tiles(staging.numpy(writable=True), grid, itertools.islice(tiles, count))
             transfer = Transfer(staging, 0, secondary, first * grid.tile_size, count * grid.tile_size)
             handle = AwaitResult()
             staging._scope.start(handle, operation().transfer, [transfer]).wait()

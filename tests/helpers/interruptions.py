@@ -21,7 +21,7 @@ class Interruption(BaseException):
 _LOOKS_FOR_SIGNALS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD"})
 
 
-# Up to the RESUME that looks for signals; the last three are a generator's.
+# Up to the RESUME that looks for signals, of functions and of generators.
 _BEGINS_A_FRAME = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RESUME", "RETURN_GENERATOR", "POP_TOP", "NOP"})
 
 _Instruction: TypeAlias = "tuple[str, int | None]"
@@ -66,9 +66,8 @@ class _Interrupter:
             if last is None
             else last[0] in _LOOKS_FOR_SIGNALS and last[1] == now[1]
         )
-        if (
-            self.at is None and interruptible and frame.f_lineno is not None
-        ):  # what has no line is the compiler's own
+        # What has no line is the compiler's own.
+        if self.at is None and interruptible and frame.f_lineno is not None:
             self.left -= 1
             if self.left == 0:
                 self.at = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"

@@ -49,7 +49,7 @@ class Command(TyperCommand):
             complain(ctx.command_path, "interrupted")
             raise typer.Exit(INTERRUPTED) from error
         except BrokenPipeError as error:
-            _stop_printing()
+            _stop_printing(1)
             raise typer.Exit(_CLOSED_PIPE) from error
         except FormatError as error:
             complain(ctx.command_path, error)
@@ -77,7 +77,7 @@ class _Program(TyperGroup):
             if not isinstance(error.__context__, BrokenPipeError):
                 raise
             # What typer prints itself, such as a help: of a closed pipe it says 1, which is a check that failed here.
-            _stop_printing()
+            _stop_printing(1)
             sys.exit(_CLOSED_PIPE)
         except OSError as error:  # a help that could not be printed
             complain(self.name or "strideweave", error)
@@ -90,12 +90,12 @@ def complain(command: str, error: object) -> None:
     try:
         print(f"{command}: {printable(_in_one_line(error))}", file=sys.stderr, flush=True)
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # so that the last flush does not fail again
+        _stop_printing(2)
 
 
-def _stop_printing() -> None:
-    """Send the rest of standard output nowhere, so that the last flush does not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+def _stop_printing(descriptor: int) -> None:
+    """Send the rest of standard output, or error, nowhere, so that the last flush does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def help_of(command: Callable[..., object]) -> str:

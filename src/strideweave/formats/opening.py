@@ -178,8 +178,10 @@ def detect_format(path: str, asked: str | None = None, *, has_description: bool 
 
 def _refuse_zarr_2(place: Path) -> None:
     """Raise FormatError where there is an array or a group of zarr 2 and none of zarr 3."""
+    if (place / METADATA).exists():
+        return
     for old in (".zarray", ".zgroup"):
-        if (place / old).exists() and not (place / METADATA).exists():
+        if (place / old).exists():
             raise FormatError(
                 "zarr 2 is not read in place; write the array anew with zarr_format=3",
                 path=str(place),

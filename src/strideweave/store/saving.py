@@ -23,7 +23,7 @@ from strideweave.store.writer import StoreWriter, check_target
 from strideweave.tensor import Tensor
 from strideweave.tiles.coordinates import NO_ORDINALS
 from strideweave.tiles.plan import RequestPlan
-from strideweave.tiling import tile_grid, tile_major_layout, tile_views
+from strideweave.tiling import fill_tiles, tile_grid, tile_major_layout, tile_views
 
 if TYPE_CHECKING:
     import os
@@ -174,15 +174,13 @@ async def _save_dense(
     views = tile_views(source, grid)
     is_staged = not next(tile_views(source, grid)).flags.c_contiguous
     staging = aligned_array(per_wave * nbytes if is_staged else 0)
-    # Not by tile_shape, for NumPy has 64 axes at most.
     slots = staging.view(source.dtype).reshape(-1, grid.tile_size)
     rows: list[npt.NDArray[np.uint8]] = []
 
     def fill(count: int) -> None:
         tiles = list(islice(views, count))
         if is_staged:
-            for slot, tile in zip(slots, tiles, strict=False):
-                slot.reshape(grid.tile_shape)[...] = tile
+            fill_tiles(slots, grid, tiles)
             tiles = list(slots[:count])
         rows[:] = [tile.reshape(-1).view(np.uint8) for tile in tiles]
 

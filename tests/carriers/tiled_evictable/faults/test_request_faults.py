@@ -81,6 +81,7 @@ def flushing(*touched, durable, primary=(1, 2, 3)):
 def writing(number):
     def scenario(world):
         model = world.model([1], [1])
+        world.written.append(model.carrier)
 
         def request():
             model.carrier[number * 24] = 0.5
